@@ -64,15 +64,15 @@ struct Process {
 #[derive(Default)]
 struct Life {
     number: u64,
-    runtime: Option<Arc<RolloutRuntime>>,
+    runtime: Option<RolloutRuntime>,
 }
 
 impl Process {
     /// The runtime, begun if need be, and its number.
-    async fn runtime(&self) -> Result<(Arc<RolloutRuntime>, u64), DFSqlLogicTestError> {
+    async fn runtime(&self) -> Result<(RolloutRuntime, u64), DFSqlLogicTestError> {
         let mut life = self.life.lock().await;
         let runtime = match &life.runtime {
-            Some(runtime) => Arc::clone(runtime),
+            Some(runtime) => runtime.clone(),
             None => {
                 let mut settings = RuntimeSettings::default();
                 // A file flushes and merges when it says so.
@@ -83,7 +83,7 @@ impl Process {
                     settings.set(name, value).map_err(other)?;
                 }
                 let runtime = RolloutRuntime::builder().with_settings(settings).build();
-                life.runtime.insert(Arc::new(runtime.map_err(other)?)).clone()
+                life.runtime.insert(runtime.map_err(other)?).clone()
             }
         };
         Ok((runtime, life.number))
@@ -127,7 +127,7 @@ impl Session {
                     // Plans must not depend on the machine.
                     .with_target_partitions(4);
                 let context = SessionContext::new_with_config(config);
-                context.register_rollouts(&runtime)?;
+                context.register_rollouts(&runtime).map_err(other)?;
                 self.context = Some((context.clone(), life));
                 Ok(context)
             }

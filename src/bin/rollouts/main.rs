@@ -1,0 +1,220 @@
+//! `rollouts`: datafusion-cli with the table type ROLLOUT built in.
+//!
+//! ```text
+//! args ─► session ─► shell ── scripts (-f, -c, standard input) and shell commands
+//!                      │        └─ statements: cuts the input into statements
+//!                      └──── repl: the interactive session
+//! signals ─► every way out ─► flush and stop ─► exit code
+//! ```
+//!
+//! However the session ends (its end, an error, a signal), the runtime is shut down in order, which flushes: rows
+//! inserted here are visible to everybody afterwards. Results go to standard output, everything else to standard
+//! error.
+
+mod args;
+mod repl;
+mod session;
+mod shell;
+mod signals;
+mod statements;
+
+use std::env;
+use std::io::{IsTerminal, stdin};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use datafusion_rollouts::RolloutRuntime;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Args, VERSION};
+use crate::shell::{Flow, Shell};
+use crate::signals::{StopSignal, StopSignals, Watch};
+
+/// Any error, on its way to being printed.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error")),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    let executor = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(executor) => executor,
+        Err(error) => return fail(&error.into()),
+    };
+    let code = executor.block_on(run(args));
+    // A thread may still wait for a line of input.
+    executor.shutdown_background();
+    code
+}
+
+/// What there is to run.
+enum Input {
+    Script {
+        files: Vec<PathBuf>,
+        commands: Vec<String>,
+    },
+    Pipe,
+    Terminal {
+        first: Vec<PathBuf>,
+    },
+}
+
+impl Input {
+    /// Paths become absolute, for `-p` changes what relative ones mean.
+    fn of(args: &mut Args) -> Result<Self, Failure> {
+        let absolute = |paths: Vec<PathBuf>| -> std::io::Result<Vec<PathBuf>> {
+            paths.iter().map(std::path::absolute).collect()
+        };
+        let files = absolute(std::mem::take(&mut args.file))?;
+        let commands = std::mem::take(&mut args.command);
+        if !files.is_empty() || !commands.is_empty() {
+            return Ok(Self::Script { files, commands });
+        }
+        if !stdin().is_terminal() {
+            return Ok(Self::Pipe);
+        }
+        let first = match args.rc.take() {
+            Some(files) => absolute(files)?,
+            None => {
+                let home = env::home_dir().map(|home| home.join(".datafusionrc"));
+                home.filter(|path| path.exists()).into_iter().collect()
+            }
+        };
+        Ok(Self::Terminal { first })
+    }
+}
+
+async fn run(mut args: Args) -> ExitCode {
+    let input = match Input::of(&mut args) {
+        Ok(input) => input,
+        Err(error) => return fail(&error),
+    };
+    let interactive = matches!(input, Input::Terminal { .. });
+    let watch = if interactive {
+        Watch::AllButInterrupt
+    } else {
+        Watch::All
+    };
+    let mut signals = match StopSignals::watch(watch) {
+        Ok(signals) => signals,
+        Err(error) => return fail(&error.into()),
+    };
+    let (shell, runtime) = match start(&args, interactive).await {
+        Ok(started) => started,
+        Err(error) => return fail(&error),
+    };
+    // Keeps the tables, and so their stores, until the last flush.
+    let ctx = shell.ctx.clone();
+
+    let (code, stopped) = tokio::select! {
+        result = work(shell, input) => (result.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS), None),
+        signal = signals.next() => (ExitCode::from(signal.exit_code()), Some(signal)),
+    };
+    if interactive && stopped.is_some() {
+        restore_terminal();
+    }
+    let flushed = shut_down(&runtime, stopped).await;
+    drop(ctx);
+    match flushed {
+        Ok(()) => code,
+        Err(error) => {
+            let failed = fail(&error);
+            if code == ExitCode::SUCCESS {
+                failed
+            } else {
+                code
+            }
+        }
+    }
+}
+
+async fn start(args: &Args, interactive: bool) -> Result<(Shell, RolloutRuntime), Failure> {
+    if let Some(folder) = &args.data_path {
+        env::set_current_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    }
+    let (ctx, print, runtime) = session::start(args).await?;
+    if !args.quiet {
+        println!("{}", start_message(args, interactive));
+    }
+    Ok((Shell { ctx, print }, runtime))
+}
+
+fn start_message(args: &Args, interactive: bool) -> String {
+    let mut message = format!("rollouts {}", *VERSION);
+    for (name, value) in args.session_settings() {
+        message.push_str(&format!(", rollout.{name} = '{value}'"));
+    }
+    if interactive {
+        message.push_str(
+            "\nA statement ends with ';'. \\? lists commands, \\q leaves, and leaving flushes.",
+        );
+    }
+    message
+}
+
+async fn work(mut shell: Shell, input: Input) -> Result<(), Failure> {
+    match input {
+        Input::Script { files, commands } => {
+            for file in files {
+                if shell.run_file(&file).await? == Flow::Quit {
+                    return Ok(());
+                }
+            }
+            for command in commands {
+                let command = std::io::Cursor::new(command);
+                if shell.run_script("-c", command).await? == Flow::Quit {
+                    return Ok(());
+                }
+            }
+        }
+        Input::Pipe => {
+            shell.run_script("standard input", stdin()).await?;
+        }
+        Input::Terminal { first } => {
+            for file in first {
+                // What fails at the start of a session is no reason to have none.
+                match shell.run_file(&file).await {
+                    Ok(Flow::Continue) => {}
+                    Ok(Flow::Quit) => return Ok(()),
+                    Err(error) => eprintln!("Error: {error}"),
+                }
+            }
+            repl::run(shell).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Flushes and stops. The signals that ended the session, sent once more, end the wait too.
+async fn shut_down(runtime: &RolloutRuntime, stopped: Option<StopSignal>) -> Result<(), Failure> {
+    let mut signals = StopSignals::watch(Watch::All)?;
+    if stopped.is_some() {
+        eprintln!("Stopping: unflushed rows are being flushed.");
+    }
+    tokio::select! {
+        result = runtime.shutdown() => result.map_err(|error| {
+            format!("the last flush failed, acknowledged rows stay durable: {error}").into()
+        }),
+        _ = signals.next() => Err(
+            "left before the last flush ended; acknowledged rows stay durable and are flushed by a later process".into(),
+        ),
+    }
+}
+
+/// Brings the terminal back from the line editor's mode; the editor's own guard is lost with its thread.
+fn restore_terminal() {
+    let _ = std::process::Command::new("stty").arg("sane").status();
+}
+
+fn fail(error: &Failure) -> ExitCode {
+    eprintln!("Error: {error}");
+    ExitCode::FAILURE
+}

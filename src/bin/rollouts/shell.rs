@@ -1,0 +1,154 @@
+//! Runs statements, scripts and shell commands against a session.
+//!
+//! datafusion-cli plans, runs and prints everything but one statement. Its planning of CREATE EXTERNAL TABLE opens
+//! the location's object store and checks the OPTIONS against those of file formats, which is not for a table
+//! type with a store and options of its own: a table STORED AS ROLLOUT goes to DataFusion directly.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use datafusion::common::instant::Instant;
+use datafusion::common::plan_datafusion_err;
+use datafusion::error::Result;
+use datafusion::prelude::SessionContext;
+use datafusion::sql::parser::{DFParser, Statement};
+use datafusion::sql::sqlparser::dialect::dialect_from_str;
+use datafusion_cli::command::{Command, OutputFormat};
+use datafusion_cli::exec::exec_from_commands;
+use datafusion_cli::print_format::PrintFormat;
+use datafusion_cli::print_options::PrintOptions;
+use tokio::sync::mpsc;
+
+use crate::Failure;
+use crate::statements::{Splitter, Unit};
+
+/// Lines read ahead of the statement that runs.
+const LINES_AHEAD: usize = 256;
+
+/// Whether there is more to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Continue,
+    Quit,
+}
+
+/// A session and how its results are printed.
+pub(crate) struct Shell {
+    pub(crate) ctx: SessionContext,
+    pub(crate) print: PrintOptions,
+}
+
+impl Shell {
+    /// Runs a script to its end, to a `\q` or to its first error, which is reported with its place.
+    pub(crate) async fn run_script(
+        &mut self,
+        name: &str,
+        input: impl Read + Send + 'static,
+    ) -> Result<Flow, Failure> {
+        let mut lines = lines_of(input)?;
+        let mut splitter = Splitter::default();
+        while let Some(line) = lines.recv().await {
+            let line = line.map_err(|error| format!("{name}: {error}"))?;
+            for unit in splitter.push_line(&line) {
+                if self.run_at(name, unit).await? == Flow::Quit {
+                    return Ok(Flow::Quit);
+                }
+            }
+        }
+        match splitter.finish() {
+            Some(unit) => self.run_at(name, unit).await,
+            None => Ok(Flow::Continue),
+        }
+    }
+
+    /// Runs the script in a file.
+    pub(crate) async fn run_file(&mut self, path: &Path) -> Result<Flow, Failure> {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|error| format!("{name}: {error}"))?;
+        // A script may include itself through `\i`, so this future needs a size.
+        Box::pin(self.run_script(&name, file)).await
+    }
+
+    async fn run_at(&mut self, name: &str, unit: Unit) -> Result<Flow, Failure> {
+        let (Unit::Sql { line, .. } | Unit::Command { line, .. }) = unit;
+        self.run(unit)
+            .await
+            .map_err(|error| format!("{name}:{line}: {error}").into())
+    }
+
+    /// Runs one statement or command.
+    pub(crate) async fn run(&mut self, unit: Unit) -> Result<Flow, Failure> {
+        match unit {
+            Unit::Sql { text, .. } => {
+                self.run_sql(text).await?;
+                Ok(Flow::Continue)
+            }
+            Unit::Command { text, .. } => self.run_command(&text).await,
+        }
+    }
+
+    /// Runs the text of one statement and prints its result.
+    async fn run_sql(&self, sql: String) -> Result<()> {
+        if !self.creates_rollouts(&sql)? {
+            return exec_from_commands(&self.ctx, vec![sql], &self.print).await;
+        }
+        let began = Instant::now();
+        let frame = self.ctx.sql(&sql).await?;
+        let schema = frame.schema().inner().clone();
+        let batches = frame.collect().await?;
+        let rows = batches.iter().map(|batch| batch.num_rows()).sum();
+        let mut print = self.print.clone();
+        if print.format == PrintFormat::Automatic {
+            print.format = PrintFormat::Table;
+        }
+        let formats = &self.ctx.copied_config().options().format.clone();
+        print.print_batches(schema, &batches, began, rows, formats)
+    }
+
+    /// Whether this is CREATE EXTERNAL TABLE … STORED AS ROLLOUT.
+    fn creates_rollouts(&self, sql: &str) -> Result<bool> {
+        let dialect = self.ctx.copied_config().options().sql_parser.dialect;
+        let dialect = dialect_from_str(dialect)
+            .ok_or_else(|| plan_datafusion_err!("Unsupported SQL dialect: {dialect}"))?;
+        let statements = DFParser::parse_sql_with_dialect(sql, dialect.as_ref())?;
+        Ok(statements.iter().any(|statement| {
+            matches!(statement, Statement::CreateExternalTable(table)
+                if table.file_type.eq_ignore_ascii_case("ROLLOUT"))
+        }))
+    }
+
+    /// Runs a shell command, given without its backslash.
+    async fn run_command(&mut self, text: &str) -> Result<Flow, Failure> {
+        let unknown = || format!("'\\{text}' is not a command; \\? lists them");
+        match text.parse::<Command>().map_err(|()| unknown())? {
+            Command::Quit => return Ok(Flow::Quit),
+            Command::Include(Some(path)) => return self.run_file(Path::new(&path)).await,
+            Command::OutputFormat(Some(setting)) => {
+                let setting: OutputFormat = setting.parse().map_err(|()| unknown())?;
+                setting.execute(&mut self.print).await?;
+            }
+            Command::OutputFormat(None) => println!("Output format is {:?}.", self.print.format),
+            command => command.execute(&self.ctx, &mut self.print).await?,
+        }
+        Ok(Flow::Continue)
+    }
+}
+
+/// The lines of an input, read on a thread of their own: reading may block for as long as a pipe is open.
+fn lines_of(
+    input: impl Read + Send + 'static,
+) -> Result<mpsc::Receiver<std::io::Result<String>>, Failure> {
+    let (sender, lines) = mpsc::channel(LINES_AHEAD);
+    std::thread::Builder::new()
+        .name("script-lines".to_owned())
+        .spawn(move || {
+            for line in BufReader::new(input).lines() {
+                let failed = line.is_err();
+                if sender.blocking_send(line).is_err() || failed {
+                    break;
+                }
+            }
+        })?;
+    Ok(lines)
+}

@@ -1,0 +1,280 @@
+//! Merging flushed generations into the base: keyed, exactly once.
+//!
+//! A pass takes, per shard, the generations right after the recorded progress. It works out through
+//! the masks which of their rows win, writes those as new fragments, marks the base rows they
+//! replace as deleted, and commits rows and progress as one transaction.
+//!
+//! Any process may merge any shard. What makes two at once safe:
+//! - the commit carries the exact set of keys it inserts and the base rows it replaces, so of two
+//!   commits that insert the same new id, or replace the same row, the second is refused;
+//! - progress must grow, so of two commits of the same generation the second is refused;
+//! - nothing is ever committed from a refused commit's work: it is thrown away, the progress read
+//!   again and the rows worked out anew, so that what was deleted meanwhile stays deleted.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::{StreamExt, TryStreamExt};
+use lance::Dataset;
+use lance::dataset::transaction::{Operation, Transaction, UpdateMode};
+use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode};
+use lance::dataset::mem_wal::ShardManifestStore;
+use lance::dataset::scanner::RowAddrTreeMap;
+use lance_index::mem_wal::{CompactedSsTable, ShardManifest};
+use lance_table::format::Fragment;
+use lance_table::format::key_existence::{FilterType, KeyExistenceFilter, KeyValue};
+use uuid::Uuid;
+
+use crate::error::{Result, RolloutError};
+use crate::store::masks::{KeyCache, KeySource, Masks, RowSet};
+use crate::store::{Generation, LanceTable, scan_generation};
+
+/// What a merge did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MergeReport {
+    /// Generations whose rows the base now holds.
+    pub generations: usize,
+    /// Rows written to the base.
+    pub rows_inserted: u64,
+    /// Base rows replaced or deleted.
+    pub rows_replaced: u64,
+    /// Commits made.
+    pub passes: usize,
+    /// The base version afterwards.
+    pub base_version: u64,
+}
+
+/// A merge that is worked out and not yet committed.
+#[derive(Debug)]
+pub(crate) struct PreparedMerge {
+    base: Arc<Dataset>,
+    transaction: Transaction,
+    replaced: RowAddrTreeMap,
+    progress: HashMap<Uuid, u64>,
+    pub(crate) rows_inserted: u64,
+    pub(crate) rows_replaced: u64,
+    pub(crate) generations: usize,
+}
+
+/// How a commit ended.
+#[derive(Debug)]
+pub(crate) enum Committed {
+    /// The base now holds the rows.
+    Done(Arc<Dataset>),
+    /// Another commit stood in the way: nothing changed, work it out again.
+    Refused(String),
+}
+
+/// Works out one pass over `generations`, which must follow the base's progress shard by shard.
+///
+/// # Errors
+/// A source that cannot be read, or storage that cannot be written.
+pub(crate) async fn prepare(
+    table: &LanceTable,
+    cache: &KeyCache,
+    base: &Arc<Dataset>,
+    generations: &[Arc<Generation>],
+) -> Result<PreparedMerge> {
+    let sources: Vec<_> = generations.iter().map(KeySource::generation).collect();
+    let masks = Masks::build(table, cache, base, &sources).await?;
+    let rows_inserted: u64 = (0..sources.len()).map(|i| masks.live_rows(i)).sum();
+    let new_fragments = match rows_inserted {
+        0 => Vec::new(),
+        _ => write_winners(table, base, generations, &masks).await?,
+    };
+    let (updated_fragments, removed_fragment_ids) = delete_losers(table, base, &masks.base).await?;
+    let mut progress: HashMap<Uuid, u64> = HashMap::new();
+    for generation in generations {
+        let last = progress.entry(generation.shard).or_default();
+        *last = generation.number.max(*last);
+    }
+    let schema = table.schema();
+    let key_field = base
+        .schema()
+        .field(schema.key_name())
+        .map(|field| field.id)
+        .ok_or_else(|| RolloutError::invalid("the base has no key column"))?;
+    let hashes: HashSet<u64> = (0..sources.len())
+        .flat_map(|source| masks.live_ids(source))
+        .map(|id| KeyValue::String(id.to_string()).hash_value())
+        .collect();
+    let mut replaced = RowAddrTreeMap::new();
+    for (fragment, rows) in &masks.base {
+        replaced.insert_bitmap(*fragment, rows.clone());
+    }
+    let operation = Operation::Update {
+        removed_fragment_ids,
+        updated_fragments,
+        new_fragments,
+        fields_modified: Vec::new(),
+        compacted_sstables: progress
+            .iter()
+            .map(|(shard, generation)| CompactedSsTable::new(*shard, *generation))
+            .collect(),
+        fields_for_preserving_frag_bitmap: Vec::new(),
+        update_mode: Some(UpdateMode::RewriteRows),
+        inserted_rows_filter: Some(KeyExistenceFilter {
+            field_ids: vec![key_field],
+            filter: FilterType::ExactSet(hashes),
+        }),
+        updated_fragment_offsets: None,
+    };
+    Ok(PreparedMerge {
+        base: base.clone(),
+        transaction: Transaction::new(base.version().version, operation, None),
+        replaced,
+        progress,
+        rows_inserted,
+        rows_replaced: crate::store::masks::row_count(&masks.base),
+        generations: generations.len(),
+    })
+}
+
+/// Commits a prepared merge.
+///
+/// # Errors
+/// Storage that cannot be reached: whether the commit landed is then unknown, which the recorded
+/// progress settles before the next attempt.
+pub(crate) async fn commit(table: &LanceTable, prepared: &PreparedMerge) -> Result<Committed> {
+    fail::fail_point!("merge-before-commit");
+    let committed = CommitBuilder::new(prepared.base.clone())
+        .with_affected_rows(prepared.replaced.clone())
+        .with_skip_auto_cleanup(true)
+        .execute(prepared.transaction.clone())
+        .await;
+    match committed {
+        Ok(base) => Ok(Committed::Done(table.advance_base(Arc::new(base)))),
+        Err(error) if is_conflict(&error) => Ok(Committed::Refused(error.to_string())),
+        Err(error) => Err(table.context("committing a merge")(error)),
+    }
+}
+
+/// Whether an error of a commit means that another one was first.
+pub(crate) fn is_conflict(error: &lance::Error) -> bool {
+    match error {
+        lance::Error::RetryableCommitConflict { .. }
+        | lance::Error::CommitConflict { .. }
+        | lance::Error::IncompatibleTransaction { .. }
+        | lance::Error::TooMuchWriteContention { .. } => true,
+        // Lance has no kind of its own for a generation that somebody merged already.
+        lance::Error::InvalidInput { source, .. } => {
+            source.to_string().contains("Stale SSTable compaction")
+        }
+        _ => false,
+    }
+}
+
+/// Drops merged generations from their shards' manifests. What stays behind does no harm: readers
+/// drop it by the base's progress, and the next merge tries again.
+pub(crate) async fn forget_merged(
+    table: &LanceTable,
+    own: &HashMap<Uuid, (u64, Arc<ShardManifestStore>)>,
+    prepared: &PreparedMerge,
+) {
+    fail::fail_point!("merge-before-forget", |_| ());
+    for (shard, merged) in &prepared.progress {
+        let result = match own.get(shard) {
+            Some((epoch, store)) => forget_in(store, *epoch, *merged).await,
+            None => {
+                let store = table.manifest_store(*shard);
+                match store.refresh_latest().await {
+                    Ok(Some(manifest)) => forget_in(&store, manifest.writer_epoch, *merged).await,
+                    Ok(None) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        if let Err(error) = result {
+            tracing::debug!(%shard, %error, "merged generations stay in their manifest for now");
+        }
+    }
+}
+
+async fn forget_in(store: &ShardManifestStore, epoch: u64, merged: u64) -> lance::Result<()> {
+    store
+        .commit_update(epoch, |current| ShardManifest {
+            version: current.next_version(),
+            sstables: current
+                .sstables
+                .iter()
+                .filter(|sstable| sstable.generation > merged)
+                .cloned()
+                .collect(),
+            ..current.clone()
+        })
+        .await
+        .map(|_| ())
+}
+
+/// Writes the winning rows of the generations as fragments no version names yet.
+async fn write_winners(
+    table: &LanceTable,
+    base: &Arc<Dataset>,
+    generations: &[Arc<Generation>],
+    masks: &Masks,
+) -> Result<Vec<Fragment>> {
+    let schema = table.schema();
+    let mut streams = Vec::new();
+    for (generation, masked) in generations.iter().zip(&masks.sources) {
+        streams.push((generation.clone(), masked.clone()));
+    }
+    let stored = schema.stored().clone();
+    let columns = stored.clone();
+    let rows = futures::stream::iter(streams)
+        .then(move |(generation, masked)| {
+            let columns = columns.clone();
+            async move {
+                scan_generation(&generation, &masked, &columns)
+                    .await
+                    .map_err(datafusion::error::DataFusionError::from)
+            }
+        })
+        .map_ok(|batches| batches.map_err(datafusion::error::DataFusionError::from))
+        .try_flatten();
+    let source = Box::pin(RecordBatchStreamAdapter::new(stored, rows.boxed()))
+        as datafusion::execution::SendableRecordBatchStream;
+    let params = table.write_params(WriteMode::Append);
+    let written = InsertBuilder::new(base.clone())
+        .with_params(&params)
+        .execute_uncommitted_stream(source)
+        .await
+        .map_err(table.context("writing merged rows"))?;
+    match written.operation {
+        Operation::Append { fragments } => Ok(fragments),
+        other => Err(RolloutError::invalid(format!(
+            "writing merged rows was planned as {other:?}, not as an append"
+        ))),
+    }
+}
+
+/// Writes deletion vectors for replaced base rows; returns changed and emptied fragments.
+pub(crate) async fn delete_losers(
+    table: &LanceTable,
+    base: &Arc<Dataset>,
+    losers: &RowSet,
+) -> Result<(Vec<Fragment>, Vec<u64>)> {
+    let changes: BTreeMap<u32, Option<Fragment>> = futures::stream::iter(losers.clone())
+        .map(|(id, rows)| async move {
+            let fragment = base.get_fragment(id as usize).ok_or_else(|| {
+                RolloutError::Conflict(format!("fragment {id} of the base is gone"))
+            })?;
+            let changed = fragment
+                .extend_deletions(rows)
+                .await
+                .map_err(table.context("marking replaced rows"))?;
+            Ok::<_, RolloutError>((id, changed.map(|fragment| fragment.metadata().clone())))
+        })
+        .buffer_unordered(8)
+        .try_collect()
+        .await?;
+    let mut updated = Vec::new();
+    let mut removed = Vec::new();
+    for (id, change) in changes {
+        match change {
+            Some(fragment) => updated.push(fragment),
+            None => removed.push(u64::from(id)),
+        }
+    }
+    Ok((updated, removed))
+}

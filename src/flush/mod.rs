@@ -1,0 +1,403 @@
+//! The background half: flush, merge, leases, each on its own schedule and off the insert path.
+//!
+//! ```text
+//!  timer, pressure ─▶ flush loop ─▶ generation ─┐
+//!                                               ├─▶ merge loop ─▶ base
+//!  timer ─▶ lease loop: renew, adopt the dead ──┘
+//! ```
+//!
+//! One [`Maintenance`] per store. Requests by SQL run the same work in the caller, one at a time;
+//! the loops end when the store is closed, which flushes last.
+
+mod merge;
+mod policy;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use datafusion::common::runtime::SpawnedTask;
+use lance::dataset::mem_wal::ShardManifestStore;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+pub use merge::MergeReport;
+use merge::{Committed, PreparedMerge};
+use policy::Waiting;
+
+use crate::error::{Result, RolloutError};
+use crate::insert::{FlushReport, InsertPath, UnflushedBudget, flush_writer, open_shard};
+use crate::options::RuntimeSettings;
+use crate::store::masks::KeyCache;
+use crate::store::{Generation, LanceTable, LeaseKeeper, Snapshot, SnapshotCache};
+
+/// How often a merge works itself out anew when other commits stand in its way.
+const MERGE_ATTEMPTS: usize = 20;
+
+/// What one kind of maintenance did last.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TaskStatus {
+    pub(crate) runs: u64,
+    pub(crate) last_run: Option<Instant>,
+    pub(crate) last_duration: Duration,
+    pub(crate) last_rows: u64,
+    pub(crate) last_error: Option<String>,
+}
+
+/// The kinds of maintenance that are reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum TaskKind {
+    Flush,
+    Merge,
+    Lease,
+    Adopt,
+}
+
+impl TaskKind {
+    pub(crate) const ALL: [Self; 4] = [Self::Flush, Self::Merge, Self::Lease, Self::Adopt];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Flush => "flush",
+            Self::Merge => "merge",
+            Self::Lease => "lease",
+            Self::Adopt => "adopt",
+        }
+    }
+}
+
+/// A store's background work.
+#[derive(Debug)]
+pub(crate) struct Maintenance {
+    table: Arc<LanceTable>,
+    insert: Arc<InsertPath>,
+    leases: Arc<LeaseKeeper>,
+    budget: Arc<UnflushedBudget>,
+    snapshots: Arc<SnapshotCache>,
+    keys: KeyCache,
+    settings: Arc<RuntimeSettings>,
+    flushing: tokio::sync::Mutex<()>,
+    merging: tokio::sync::Mutex<()>,
+    flushed: Notify,
+    oldest_waiting: Mutex<Option<Instant>>,
+    status: Mutex<HashMap<TaskKind, TaskStatus>>,
+    stop: CancellationToken,
+    tasks: Mutex<Vec<SpawnedTask<()>>>,
+}
+
+impl Maintenance {
+    pub(crate) fn new(
+        table: Arc<LanceTable>,
+        insert: Arc<InsertPath>,
+        leases: Arc<LeaseKeeper>,
+        budget: Arc<UnflushedBudget>,
+        snapshots: Arc<SnapshotCache>,
+        keys: KeyCache,
+        settings: Arc<RuntimeSettings>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            table,
+            insert,
+            leases,
+            budget,
+            snapshots,
+            keys,
+            settings,
+            flushing: tokio::sync::Mutex::new(()),
+            merging: tokio::sync::Mutex::new(()),
+            flushed: Notify::new(),
+            oldest_waiting: Mutex::new(None),
+            status: Mutex::new(HashMap::new()),
+            stop: CancellationToken::new(),
+            tasks: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Starts the loops. A read-only store has none.
+    pub(crate) fn start(self: &Arc<Self>) {
+        if self.table.read_only() {
+            return;
+        }
+        let mut tasks = self.tasks.lock();
+        tasks.push(SpawnedTask::spawn(self.clone().flush_loop()));
+        tasks.push(SpawnedTask::spawn(self.clone().merge_loop()));
+        tasks.push(SpawnedTask::spawn(self.clone().lease_loop()));
+    }
+
+    /// What each kind of maintenance did last.
+    pub(crate) fn status(&self, kind: TaskKind) -> TaskStatus {
+        self.status.lock().get(&kind).cloned().unwrap_or_default()
+    }
+
+    /// Flushes this process's rows now.
+    ///
+    /// # Errors
+    /// A lane that could not be flushed; its rows stay durable in the log.
+    pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
+        let _one = self.flushing.lock().await;
+        let started = Instant::now();
+        let result = self.insert.flush().await;
+        // Even a failed flush may have made some generations.
+        self.snapshots.changed();
+        let rows = result.as_ref().map(|report| report.rows).unwrap_or(0);
+        self.record(TaskKind::Flush, started, rows, result.as_ref().err());
+        let report = result?;
+        if report.generations > 0 {
+            self.oldest_waiting.lock().get_or_insert_with(Instant::now);
+            self.flushed.notify_one();
+        }
+        Ok(report)
+    }
+
+    /// Merges everything that is flushed now, in bounded passes.
+    ///
+    /// # Errors
+    /// A source that cannot be read, or commits that kept losing.
+    pub(crate) async fn merge_now(&self) -> Result<MergeReport> {
+        if self.table.read_only() {
+            return Err(RolloutError::Unsupported(format!(
+                "the table at {} is open read-only: nothing is merged",
+                self.table.location()
+            )));
+        }
+        let _one = self.merging.lock().await;
+        let started = Instant::now();
+        let result = self.merge_all().await;
+        self.snapshots.changed();
+        let rows = result.as_ref().map(|r| r.rows_inserted).unwrap_or(0);
+        self.record(TaskKind::Merge, started, rows, result.as_ref().err());
+        if result.is_ok() {
+            *self.oldest_waiting.lock() = None;
+        }
+        result
+    }
+
+    async fn merge_all(&self) -> Result<MergeReport> {
+        let mut report = MergeReport::default();
+        let mut refusals = 0;
+        loop {
+            let snapshot = self.fresh_snapshot().await?;
+            report.base_version = snapshot.base.version().version;
+            let waiting = waiting(&snapshot.generations);
+            if waiting.is_empty() {
+                return Ok(report);
+            }
+            let pass = policy::pass_length(&waiting, self.settings.merge_pass_bytes);
+            let taken = &snapshot.generations[..pass];
+            let prepared = merge::prepare(&self.table, &self.keys, &snapshot.base, taken).await?;
+            match merge::commit(&self.table, &prepared).await? {
+                Committed::Done(base) => {
+                    self.merged(&prepared, &mut report).await;
+                    report.base_version = base.version().version;
+                }
+                Committed::Refused(reason) if refusals >= MERGE_ATTEMPTS => {
+                    return Err(RolloutError::Conflict(format!(
+                        "merging {} kept losing against other commits: {reason}",
+                        self.table.location()
+                    )));
+                }
+                Committed::Refused(reason) => {
+                    refusals += 1;
+                    tracing::debug!(refusals, reason, "a merge was refused and is worked out again");
+                    // Those who collide once should not march in step.
+                    let spread = Uuid::new_v4().as_u128() as u64 % (20 * refusals as u64 + 1);
+                    tokio::time::sleep(Duration::from_millis(spread)).await;
+                }
+            }
+            self.snapshots.changed();
+        }
+    }
+
+    async fn merged(&self, prepared: &PreparedMerge, report: &mut MergeReport) {
+        report.generations += prepared.generations;
+        report.rows_inserted += prepared.rows_inserted;
+        report.rows_replaced += prepared.rows_replaced;
+        report.passes += 1;
+        let own = self
+            .insert
+            .own_shards()
+            .into_iter()
+            .map(|(shard, epoch, store)| (shard, (epoch, store)))
+            .collect();
+        merge::forget_merged(&self.table, &own, prepared).await;
+    }
+
+    /// A snapshot of this very moment.
+    async fn fresh_snapshot(&self) -> Result<Arc<Snapshot>> {
+        let own: HashMap<Uuid, Arc<ShardManifestStore>> = self
+            .insert
+            .own_shards()
+            .into_iter()
+            .map(|(shard, _, store)| (shard, store))
+            .collect();
+        self.snapshots
+            .get(&self.table, &own, Duration::ZERO, &HashMap::new())
+            .await
+    }
+
+    async fn flush_loop(self: Arc<Self>) {
+        if let Err(error) = self.recover().await {
+            tracing::warn!(table = %self.table.location(), %error, "recovering an earlier life's rows");
+        }
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = pause(self.settings.flush_interval) => {}
+                () = self.budget.pressed() => {}
+            }
+            if self.insert.has_unflushed().await
+                && let Err(error) = self.flush_now().await
+            {
+                tracing::warn!(table = %self.table.location(), %error, "flush failed, will be tried again");
+            }
+        }
+    }
+
+    /// A fixed name whose earlier life ended without a word: its rows are replayed and flushed.
+    async fn recover(&self) -> Result<()> {
+        if self.leases.earlier_life_unfinished().await? {
+            self.insert.recover().await?;
+            self.flush_now().await?;
+        }
+        Ok(())
+    }
+
+    async fn merge_loop(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.flushed.notified() => {}
+                () = pause(self.settings.merge_max_age) => {}
+            }
+            if let Err(error) = self.merge_if_due().await {
+                tracing::warn!(table = %self.table.location(), %error, "merge failed, will be tried again");
+            }
+        }
+    }
+
+    async fn merge_if_due(&self) -> Result<()> {
+        let snapshot = self.fresh_snapshot().await?;
+        let waiting = waiting(&snapshot.generations);
+        let age = self
+            .oldest_waiting
+            .lock()
+            .map_or(Duration::ZERO, |since| since.elapsed());
+        if policy::should_merge(&waiting, age, &self.settings) {
+            self.merge_now().await?;
+        }
+        Ok(())
+    }
+
+    async fn lease_loop(self: Arc<Self>) {
+        let ttl = self.leases.ttl();
+        let mut looked = Instant::now();
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(ttl / 2) => {}
+            }
+            let started = Instant::now();
+            match self.leases.renew().await {
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::warn!(table = %self.table.location(), "the lease was taken by another process");
+                    self.insert.abandon_lanes().await;
+                }
+                Err(error) => self.record(TaskKind::Lease, started, 0, Some(&error)),
+            }
+            if looked.elapsed() >= ttl {
+                looked = Instant::now();
+                if let Err(error) = self.adopt_dead().await {
+                    self.record(TaskKind::Adopt, started, 0, Some(&error));
+                    tracing::warn!(table = %self.table.location(), %error, "adopting dead writers' shards");
+                }
+            }
+        }
+    }
+
+    /// Flushes the rows of writers that died.
+    async fn adopt_dead(&self) -> Result<()> {
+        let expired = self.leases.adopt_expired().await?;
+        if expired.is_empty() {
+            return Ok(());
+        }
+        let existing: HashSet<Uuid> = self.table.list_shards().await?.into_iter().collect();
+        for adopted in expired {
+            let started = Instant::now();
+            let mut rows = 0;
+            for shard in adopted.shards.iter().filter(|s| existing.contains(s)) {
+                rows += self.adopt_shard(*shard).await?;
+            }
+            self.leases.finish_adoption(adopted).await?;
+            self.record(TaskKind::Adopt, started, rows, None);
+            self.snapshots.changed();
+            self.flushed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Claims a dead writer's shard, which fences the writer should it wake, replays its log and
+    /// flushes what that brings.
+    async fn adopt_shard(&self, shard: Uuid) -> Result<u64> {
+        let manifest = self
+            .table
+            .manifest_store(shard)
+            .latest()
+            .await
+            .map_err(self.table.context(format!("reading shard {shard}")))?;
+        if manifest.is_none() {
+            return Ok(0);
+        }
+        let writer = open_shard(&self.table, shard, self.settings.max_memtable_bytes).await?;
+        let flushed = flush_writer(&self.table, &writer).await;
+        let closed = writer.abort().await;
+        let rows = flushed?.rows;
+        closed.map_err(self.table.context(format!("closing shard {shard}")))?;
+        Ok(rows)
+    }
+
+    /// Ends the loops, flushes what is left, closes the writers and gives the lease back.
+    ///
+    /// # Errors
+    /// Rows that could not be flushed: they are durable, and the lease runs out so that another
+    /// process flushes them.
+    pub(crate) async fn close(&self) -> Result<()> {
+        self.stop.cancel();
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for task in tasks {
+            // A loop that panicked has been reported by its panic.
+            let _ = task.join().await;
+        }
+        self.insert.close().await?;
+        self.leases.release().await
+    }
+
+    fn record(&self, kind: TaskKind, started: Instant, rows: u64, error: Option<&RolloutError>) {
+        let mut status = self.status.lock();
+        let status = status.entry(kind).or_default();
+        status.runs += 1;
+        status.last_run = Some(started);
+        status.last_duration = started.elapsed();
+        status.last_rows = rows;
+        status.last_error = error.map(ToString::to_string);
+    }
+}
+
+fn waiting(generations: &[Arc<Generation>]) -> Vec<Waiting> {
+    generations
+        .iter()
+        .map(|generation| Waiting {
+            bytes: generation.bytes,
+        })
+        .collect()
+}
+
+/// A timer; zero never rings.
+async fn pause(interval: Duration) {
+    if interval.is_zero() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(interval).await;
+}

@@ -1,0 +1,85 @@
+//! Table functions: what a store is doing, and doing it now.
+//!
+//! A function is planned like a table and runs when its scan is executed, once per execution: never
+//! when it is only planned or explained.
+
+mod exec;
+mod flush;
+mod generations;
+mod maintenance;
+mod merge;
+mod settings;
+mod shards;
+mod stats;
+
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::TableFunctionImpl;
+
+use crate::error::Result;
+use crate::runtime::{RolloutRuntime, RolloutStore};
+
+/// A table function's work.
+#[async_trait]
+pub(crate) trait Report: std::fmt::Debug + Send + Sync + 'static {
+    /// The function's name.
+    fn name(&self) -> &'static str;
+
+    /// The columns of its answer.
+    fn schema(&self) -> SchemaRef;
+
+    /// Whether its argument is the name of a table.
+    fn takes_table(&self) -> bool {
+        true
+    }
+
+    /// Does the work and answers. `store` is there for functions that take a table.
+    async fn run(
+        &self,
+        runtime: &RolloutRuntime,
+        store: Option<&Arc<RolloutStore>>,
+    ) -> Result<RecordBatch>;
+}
+
+/// All functions, by name.
+pub(crate) fn table_functions(
+    runtime: &RolloutRuntime,
+) -> Vec<(&'static str, Arc<dyn TableFunctionImpl>)> {
+    let reports: Vec<Arc<dyn Report>> = vec![
+        Arc::new(flush::Flush),
+        Arc::new(merge::Merge),
+        Arc::new(stats::Stats),
+        Arc::new(shards::Shards),
+        Arc::new(generations::Generations),
+        Arc::new(maintenance::MaintenanceTasks),
+        Arc::new(settings::Settings),
+    ];
+    reports
+        .into_iter()
+        .map(|report| {
+            let name = report.name();
+            let function = exec::ReportFunction::new(report, runtime.clone());
+            (name, Arc::new(function) as Arc<dyn TableFunctionImpl>)
+        })
+        .collect()
+}
+
+/// A schema of columns that are never NULL unless marked by `?` in front of the name.
+fn columns(columns: &[(&str, DataType)]) -> SchemaRef {
+    let fields: Vec<Field> = columns
+        .iter()
+        .map(|(name, data_type)| match name.strip_prefix('?') {
+            Some(name) => Field::new(name, data_type.clone(), true),
+            None => Field::new(*name, data_type.clone(), false),
+        })
+        .collect();
+    Arc::new(Schema::new(fields))
+}
+
+/// The store of a function that takes a table.
+fn required(store: Option<&Arc<RolloutStore>>) -> Result<&Arc<RolloutStore>> {
+    store.ok_or_else(|| crate::RolloutError::invalid("the function takes the name of a table"))
+}

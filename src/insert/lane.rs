@@ -1,0 +1,394 @@
+//! A lane: one shard this process writes through, and its resident writer.
+//!
+//! Fetching the writer from its slot waits for nobody; opening and replacing are done by one caller
+//! at a time; nothing is locked across a put. A fenced or poisoned writer is replaced once, by the
+//! caller that finds the very same writer still in the slot; others pick the new one up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use async_trait::async_trait;
+use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
+use lance::dataset::mem_wal::write::{BackpressureController, ShardMemory};
+use lance::dataset::mem_wal::{DatasetMemWalExt, ShardWriter, ShardWriterConfig};
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+use uuid::Uuid;
+
+use super::queue::PutFailure;
+use super::{FlushReport, InsertCounters};
+use crate::error::{Result, RolloutError};
+use crate::store::{LanceTable, LeaseKeeper};
+
+/// A put that took this long is checked against the fence before it is acknowledged: by then
+/// another process may have cleaned up past it.
+const LONG_PUT: Duration = Duration::from_secs(60);
+
+/// Only a backstop: every put asks for its own flush.
+const WAL_TICK: Duration = Duration::from_secs(1);
+
+/// How long a flush may take before its caller is told; the flush itself goes on.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(300);
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    index: usize,
+    table: Arc<LanceTable>,
+    leases: Arc<LeaseKeeper>,
+    max_memtable_bytes: u64,
+    slot: RwLock<Option<Arc<Resident>>>,
+    /// Held while the writer is opened or replaced.
+    opening: Mutex<()>,
+    /// Whether the shard may hold acknowledged rows that only a writer can show.
+    in_use: AtomicBool,
+}
+
+/// A writer in its slot.
+pub(crate) struct Resident(ShardWriter);
+
+impl std::ops::Deref for Resident {
+    type Target = ShardWriter;
+
+    fn deref(&self) -> &ShardWriter {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Resident {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "writer of shard {} (epoch {})", self.shard_id(), self.epoch())
+    }
+}
+
+impl Lane {
+    pub(super) fn new(
+        index: usize,
+        table: Arc<LanceTable>,
+        leases: Arc<LeaseKeeper>,
+        max_memtable_bytes: u64,
+    ) -> Self {
+        Self {
+            index,
+            table,
+            leases,
+            max_memtable_bytes,
+            slot: RwLock::new(None),
+            opening: Mutex::new(()),
+            in_use: AtomicBool::new(false),
+        }
+    }
+
+    /// The writer, opened if there is none.
+    pub(super) async fn writer(&self) -> Result<Arc<Resident>> {
+        if let Some(writer) = self.open_writer() {
+            return Ok(writer);
+        }
+        let _opening = self.opening.lock().await;
+        if let Some(writer) = self.open_writer() {
+            return Ok(writer);
+        }
+        self.open_into_slot().await
+    }
+
+    /// The writer, if one is open.
+    pub(super) fn open_writer(&self) -> Option<Arc<Resident>> {
+        self.slot.read().clone()
+    }
+
+    /// Replaces a broken writer, unless somebody has already.
+    async fn replace(&self, broken: &Arc<Resident>) -> Result<Arc<Resident>> {
+        let _opening = self.opening.lock().await;
+        match self.open_writer() {
+            Some(current) if !Arc::ptr_eq(&current, broken) => return Ok(current),
+            _ => {}
+        }
+        // The lease tells whether the shard is still this process's to open.
+        if !self.leases.renew().await? {
+            tracing::warn!(lane = self.index, "the lease was taken by another process");
+        }
+        let writer = self.open_into_slot().await?;
+        retire(broken.clone());
+        Ok(writer)
+    }
+
+    async fn open_into_slot(&self) -> Result<Arc<Resident>> {
+        let writer = Arc::new(self.open().await?);
+        *self.slot.write() = Some(writer.clone());
+        self.in_use.store(true, Ordering::Release);
+        Ok(writer)
+    }
+
+    async fn open(&self) -> Result<Resident> {
+        let shard = self.leases.shard_of_lane(self.index).await?;
+        open_shard(&self.table, shard, self.max_memtable_bytes).await
+    }
+
+    /// Writes batches as one WAL object and waits until it has landed.
+    pub(super) async fn put(
+        &self,
+        batches: Vec<RecordBatch>,
+        patience: Duration,
+        counters: &InsertCounters,
+    ) -> Result<Duration, PutFailure> {
+        let not_written = |error: RolloutError| match error {
+            RolloutError::Fenced(message) => PutFailure::Fenced(message),
+            other => PutFailure::NotWritten(other.to_string()),
+        };
+        let mut writer = self.writer().await.map_err(not_written)?;
+        let mut first = true;
+        loop {
+            let started = Instant::now();
+            let error = match within(patience, writer.put(batches.clone())).await {
+                Some(Ok(_)) => {
+                    let took = started.elapsed();
+                    if took < LONG_PUT {
+                        return Ok(took);
+                    }
+                    match writer.check_fenced().await {
+                        Ok(()) => return Ok(took),
+                        Err(error) => error,
+                    }
+                }
+                Some(Err(error)) => error,
+                None => {
+                    self.invalidate(&writer).await;
+                    return Err(PutFailure::Unknown(format!(
+                        "the put of shard {} did not finish within {patience:?}",
+                        writer.shard_id()
+                    )));
+                }
+            };
+            if matches!(error, lance::Error::InvalidInput { .. }) {
+                return Err(PutFailure::NotWritten(error.to_string()));
+            }
+            if !first {
+                self.invalidate(&writer).await;
+                return Err(PutFailure::Unknown(error.to_string()));
+            }
+            // Fenced or poisoned: only a new writer helps. The rows keep ids and stamps, so a
+            // first put that landed after all is the same version again.
+            first = false;
+            counters.reopens.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(shard = %writer.shard_id(), %error, "replacing the shard's writer");
+            writer = match self.replace(&writer).await {
+                Ok(writer) => writer,
+                Err(RolloutError::Fenced(message)) => return Err(PutFailure::Fenced(message)),
+                Err(reopen) => {
+                    return Err(PutFailure::Unknown(format!("{error}; reopening: {reopen}")));
+                }
+            };
+        }
+    }
+
+    /// Empties the slot if it still holds this writer; the next use opens a new one, which replays.
+    async fn invalidate(&self, broken: &Arc<Resident>) {
+        let _opening = self.opening.lock().await;
+        let mut slot = self.slot.write();
+        if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, broken)) {
+            *slot = None;
+            retire(broken.clone());
+        }
+    }
+
+    /// Drops the writer: its shard is no longer this process's.
+    pub(super) async fn abandon(&self) {
+        let _opening = self.opening.lock().await;
+        self.in_use.store(false, Ordering::Release);
+        if let Some(writer) = self.slot.write().take() {
+            retire(writer);
+        }
+    }
+
+    /// The writer of a lane that was used; None for one that never was.
+    async fn used_writer(&self) -> Result<Option<Arc<Resident>>> {
+        if self.in_use.load(Ordering::Acquire) {
+            self.writer().await.map(Some)
+        } else {
+            Ok(self.open_writer())
+        }
+    }
+
+    /// Makes what was put so far a generation.
+    pub(super) async fn flush(&self) -> Result<FlushReport> {
+        let Some(writer) = self.used_writer().await? else {
+            return Ok(FlushReport::default());
+        };
+        match flush_writer(&self.table, &writer).await {
+            Ok(report) => Ok(report),
+            // A broken writer's rows are in the log: its replacement replays them, then flushes.
+            Err(RolloutError::Storage { source, .. }) if source.fence_reason().is_some() => {
+                let writer = self.replace(&writer).await?;
+                flush_writer(&self.table, &writer).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lane's unflushed memtables, oldest first.
+    pub(super) async fn memtables(&self) -> Result<Vec<(Arc<Resident>, InMemoryMemTableRef)>> {
+        let Some(writer) = self.used_writer().await? else {
+            return Ok(Vec::new());
+        };
+        let (writer, memtables) = match writer.in_memory_memtable_refs().await {
+            Ok(memtables) => (writer, memtables),
+            // A broken writer no longer shows its rows; its replacement has replayed them.
+            Err(_) => {
+                let writer = self.replace(&writer).await?;
+                let memtables = writer
+                    .in_memory_memtable_refs()
+                    .await
+                    .map_err(self.table.context("reading unflushed rows"))?;
+                (writer, memtables)
+            }
+        };
+        let mut found = memtables.frozen;
+        found.push(memtables.active);
+        found.sort_by_key(|memtable| memtable.generation);
+        Ok(found
+            .into_iter()
+            .filter(|memtable| !memtable.batch_store.is_empty())
+            .map(|memtable| (writer.clone(), memtable))
+            .collect())
+    }
+
+    /// Stops the writer's tasks. Rows must have been flushed before.
+    pub(super) async fn close(&self) -> Result<()> {
+        let _opening = self.opening.lock().await;
+        self.in_use.store(false, Ordering::Release);
+        let Some(writer) = self.slot.write().take() else {
+            return Ok(());
+        };
+        let unflushed = unflushed_rows(&writer).await;
+        writer
+            .abort()
+            .await
+            .map_err(self.table.context("closing a shard's writer"))?;
+        if unflushed > 0 {
+            return Err(RolloutError::Conflict(format!(
+                "{unflushed} rows of shard {} are durable but not flushed: they are replayed when \
+                 the table is next opened for writing",
+                writer.shard_id()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Opens a shard for writing: claims its epoch and replays its log.
+pub(crate) async fn open_shard(
+    table: &Arc<LanceTable>,
+    shard: Uuid,
+    max_memtable_bytes: u64,
+) -> Result<Resident> {
+    let limits = table.memtable_limits();
+    let mut config = ShardWriterConfig::new(shard)
+        .with_durable_write(true)
+        .with_max_wal_buffer_size(1)
+        .with_max_wal_flush_interval(WAL_TICK)
+        .with_max_memtable_rows(limits.rows)
+        .with_max_memtable_batches(limits.batches)
+        .with_max_memtable_size(max_memtable_bytes as usize)
+        .with_stats_log_interval(None)
+        .with_backpressure(Arc::new(AdmitAll));
+    config.max_unflushed_memtable_bytes = usize::MAX;
+    let writer = table
+        .base()
+        .mem_wal_writer(shard, config)
+        .await
+        .map_err(table.context(format!("opening shard {shard} for writing")))?;
+    observe_stamps(table, &writer).await;
+    Ok(Resident(writer))
+}
+
+/// Replayed rows carry stamps of an earlier life, whose clock may have been ahead.
+async fn observe_stamps(table: &LanceTable, writer: &ShardWriter) {
+    let schema = table.schema();
+    let Some(stamp) = schema.stamp_index() else {
+        return;
+    };
+    let Ok(memtables) = writer.in_memory_memtable_refs().await else {
+        return;
+    };
+    for memtable in memtables.frozen.iter().chain([&memtables.active]) {
+        for batch in memtable.batch_store.to_vec() {
+            let stamps = batch.column_by_name(schema.sql().field(stamp).name());
+            if let Some(highest) = stamps.and_then(crate::store::highest_stamp) {
+                table.clock().observe(highest);
+            }
+        }
+    }
+}
+
+/// Freezes and flushes what a writer holds.
+pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Result<FlushReport> {
+    let rows = unflushed_rows(writer).await;
+    if rows == 0 {
+        return Ok(FlushReport::default());
+    }
+    let frozen_before = writer
+        .memtable_stats()
+        .await
+        .map(|stats| stats.frozen_count)
+        .unwrap_or(0);
+    let shard = writer.shard_id();
+    let fence = writer
+        .force_freeze_active()
+        .await
+        .map_err(table.context(format!("freezing shard {shard}")))?;
+    let generations = frozen_before + usize::from(fence.frozen_generation().is_some());
+    match tokio::time::timeout(FLUSH_PATIENCE, fence.wait()).await {
+        Ok(done) => done.map_err(table.context(format!("flushing shard {shard}")))?,
+        Err(_) => {
+            return Err(RolloutError::Conflict(format!(
+                "flushing shard {shard} of {} has taken {FLUSH_PATIENCE:?} and goes on in the \
+                 background",
+                table.location()
+            )));
+        }
+    }
+    Ok(FlushReport {
+        generations,
+        rows,
+    })
+}
+
+/// Rows a writer holds in memory, active and frozen.
+pub(super) async fn unflushed_rows(writer: &Resident) -> u64 {
+    match writer.in_memory_memtable_refs().await {
+        Ok(memtables) => {
+            let frozen: usize = memtables.frozen.iter().map(|m| m.batch_store.total_rows()).sum();
+            (frozen + memtables.active.batch_store.total_rows()) as u64
+        }
+        // Broken writers do not tell; saying "some" makes a flush look closer.
+        Err(_) => 1,
+    }
+}
+
+/// Ends a broken writer's tasks without waiting for them.
+fn retire(writer: Arc<Resident>) {
+    tokio::spawn(async move {
+        if let Err(error) = writer.abort().await {
+            tracing::debug!(shard = %writer.shard_id(), %error, "stopping a replaced writer");
+        }
+    });
+}
+
+async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> Option<T> {
+    if patience.is_zero() {
+        return Some(work.await);
+    }
+    tokio::time::timeout(patience, work).await.ok()
+}
+
+/// The process-wide budget decides before a put; Lance's own valve is left open.
+#[derive(Debug)]
+struct AdmitAll;
+
+#[async_trait]
+impl BackpressureController for AdmitAll {
+    async fn maybe_apply_backpressure(&self, _shard: ShardMemory) -> lance::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,401 @@
+//! The write path.
+//!
+//! ```text
+//! INSERT ─▶ sink ─▶ queue ─┬─▶ lane 0 ─▶ resident ShardWriter ─▶ one WAL object ─▶ acknowledged
+//!   (checks, chunks)       ├─▶ lane 1        (slot: locked to fetch, open or replace,
+//!   append ────────────────┘   …                    never across a put)
+//! ```
+//!
+//! Statements wait in one queue; whichever lane is free takes what waits, whole statements only, as
+//! one put, and acknowledges them together. So nobody waits for a particular lane's round trip, a
+//! lone statement goes at once, and low traffic stays on one lane: a second opens only when the
+//! first is busy and something waits.
+//!
+//! Rows are stamped when they are taken, in queue order, so within a lane the order of stamps is the
+//! order of puts.
+
+mod budget;
+mod lane;
+mod queue;
+mod sink;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
+use uuid::Uuid;
+
+pub(crate) use budget::UnflushedBudget;
+pub(crate) use lane::{flush_writer, open_shard};
+use lane::Lane;
+pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
+use queue::Queue;
+pub(crate) use sink::RolloutSink;
+
+use crate::error::{Result, RolloutError};
+use crate::options::RuntimeSettings;
+use crate::store::{LanceTable, LeaseKeeper};
+
+/// Counters of one store's inserts, for `rollout_stats`.
+#[derive(Debug, Default)]
+pub(crate) struct InsertCounters {
+    /// Statements (or `append` calls) acknowledged.
+    pub(crate) statements: AtomicU64,
+    /// Rows acknowledged.
+    pub(crate) rows: AtomicU64,
+    /// WAL puts that were acknowledged.
+    pub(crate) puts: AtomicU64,
+    /// Puts that failed.
+    pub(crate) failures: AtomicU64,
+    /// Times a fenced or poisoned writer was replaced.
+    pub(crate) reopens: AtomicU64,
+    /// Moving average of the time a put takes, in microseconds.
+    pub(crate) put_micros: AtomicU64,
+}
+
+impl InsertCounters {
+    fn record_put(&self, took: Duration, statements: usize, rows: usize) {
+        self.statements.fetch_add(statements as u64, Ordering::Relaxed);
+        self.rows.fetch_add(rows as u64, Ordering::Relaxed);
+        self.puts.fetch_add(1, Ordering::Relaxed);
+        let took = took.as_micros() as u64;
+        // A plain moving average; two lanes racing lose a sample, which does no harm.
+        let known = self.put_micros.load(Ordering::Relaxed);
+        let next = if known == 0 { took } else { (known * 7 + took) / 8 };
+        self.put_micros.store(next, Ordering::Relaxed);
+    }
+}
+
+/// What a flush of this process's rows did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct FlushReport {
+    /// Generations written.
+    pub(crate) generations: usize,
+    /// Rows in them.
+    pub(crate) rows: u64,
+}
+
+/// A lane's unflushed rows, as seen by a reader.
+#[derive(Clone)]
+pub(crate) struct MemtableView {
+    pub(crate) shard: Uuid,
+    /// The writer's epoch: a generation number may come back with other rows under a new one.
+    pub(crate) epoch: u64,
+    pub(crate) generation: u64,
+    pub(crate) batches: Vec<RecordBatch>,
+}
+
+impl std::fmt::Debug for MemtableView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "memtable {}/{}", self.shard, self.generation)
+    }
+}
+
+/// A store's write path: its queue and lanes.
+#[derive(Debug)]
+pub(crate) struct InsertPath {
+    table: Arc<LanceTable>,
+    leases: Arc<LeaseKeeper>,
+    budget: Arc<UnflushedBudget>,
+    lanes: Vec<Arc<Lane>>,
+    queue: Queue,
+    counters: InsertCounters,
+    put_timeout: Duration,
+}
+
+impl InsertPath {
+    pub(crate) fn new(
+        table: Arc<LanceTable>,
+        leases: Arc<LeaseKeeper>,
+        budget: Arc<UnflushedBudget>,
+        settings: &RuntimeSettings,
+    ) -> Arc<Self> {
+        let lanes = (0..settings.max_lanes)
+            .map(|index| {
+                Arc::new(Lane::new(
+                    index,
+                    table.clone(),
+                    leases.clone(),
+                    settings.max_memtable_bytes,
+                ))
+            })
+            .collect();
+        Arc::new(Self {
+            table,
+            leases,
+            budget,
+            lanes,
+            queue: Queue::new(settings.max_lanes),
+            counters: InsertCounters::default(),
+            put_timeout: settings.put_timeout,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> &InsertCounters {
+        &self.counters
+    }
+
+    pub(crate) fn table(&self) -> &Arc<LanceTable> {
+        &self.table
+    }
+
+    /// Appends checked batches as one unit and waits until they are durable.
+    ///
+    /// # Errors
+    /// The store is read-only or closed; the put failed (see [`RolloutError::OutcomeUnknown`]).
+    pub(crate) async fn append(self: &Arc<Self>, batch: RecordBatch) -> Result<Receipt> {
+        self.submit(batch)?
+            .await
+            .map_err(|_| RolloutError::Closed(self.closed_message()))?
+    }
+
+    /// Puts checked rows in the queue; the receiver hears when they are durable.
+    ///
+    /// # Errors
+    /// The store is read-only or closed.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        batch: RecordBatch,
+    ) -> Result<tokio::sync::oneshot::Receiver<Result<Receipt>>> {
+        if self.table.read_only() {
+            return Err(RolloutError::Unsupported(format!(
+                "the table at {} is open read-only: nothing is written",
+                self.table.location()
+            )));
+        }
+        let (receiver, lane) = self
+            .queue
+            .push(batch)
+            .ok_or_else(|| RolloutError::Closed(self.closed_message()))?;
+        if let Some(lane) = lane {
+            let path = self.clone();
+            // Detached on purpose: a statement that is cancelled must not take others' rows along.
+            tokio::spawn(async move { path.drain(lane).await });
+        }
+        Ok(receiver)
+    }
+
+    fn closed_message(&self) -> String {
+        format!("the store at {} is shut down", self.table.location())
+    }
+
+    /// One lane's turn: take what waits, put it, again, until nothing waits.
+    async fn drain(self: Arc<Self>, lane: usize) {
+        loop {
+            // Opened before anything is taken: what waits may go by a lane that is ready.
+            let opened = self.ready(lane).await;
+            self.linger().await;
+            let Some(group) = self.queue.take(lane, self.table.clock()) else {
+                return;
+            };
+            let result = match opened {
+                Ok(()) => self.put(lane, &group).await,
+                Err(RolloutError::Fenced(message)) => Err(queue::PutFailure::Fenced(message)),
+                Err(error) => Err(queue::PutFailure::NotWritten(error.to_string())),
+            };
+            if result.is_err() {
+                self.counters.failures.fetch_add(1, Ordering::Relaxed);
+            }
+            group.answer(&result);
+        }
+    }
+
+    /// Makes sure that this process may write and the lane's writer is open.
+    async fn ready(&self, lane: usize) -> Result<()> {
+        if self.leases.overdue() && !self.leases.renew().await? {
+            self.abandon_lanes().await;
+        }
+        self.lanes[lane].writer().await.map(|_| ())
+    }
+
+    async fn put(&self, lane: usize, group: &queue::Group) -> Result<Duration, queue::PutFailure> {
+        let schema = self.table.schema();
+        let batches = group
+            .stamped(&schema)
+            .map_err(|error| queue::PutFailure::NotWritten(error.to_string()))?;
+        self.budget.admit().await;
+        let put = self.lanes[lane].put(batches, self.put_timeout, &self.counters);
+        let took = put.await?;
+        self.counters
+            .record_put(took, group.statements(), group.rows());
+        Ok(took)
+    }
+
+    /// Lets those who were just acknowledged rejoin before the queue is taken: 2 % of a put, and
+    /// nothing where nobody else is about.
+    async fn linger(&self) {
+        if !self.queue.contended() {
+            return;
+        }
+        let put = Duration::from_micros(self.counters.put_micros.load(Ordering::Relaxed));
+        let linger = (put / 50).min(Duration::from_millis(5));
+        if linger >= Duration::from_micros(500) {
+            tokio::time::sleep(linger).await;
+        }
+    }
+
+    /// Whether any lane holds rows that are not flushed.
+    pub(crate) async fn has_unflushed(&self) -> bool {
+        for lane in &self.lanes {
+            if let Some(writer) = lane.open_writer()
+                && lane::unflushed_rows(&writer).await > 0
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Freezes and flushes every lane that has rows; lanes without any cost nothing. Rows put
+    /// while it runs are not waited for.
+    ///
+    /// # Errors
+    /// The first lane that failed; the others were flushed all the same.
+    pub(crate) async fn flush(&self) -> Result<FlushReport> {
+        let flushes = self.lanes.iter().map(|lane| lane.flush());
+        let mut report = FlushReport::default();
+        let mut first_error = None;
+        for result in futures::future::join_all(flushes).await {
+            match result {
+                Ok(lane) => {
+                    report.generations += lane.generations;
+                    report.rows += lane.rows;
+                }
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        self.budget.wake();
+        match first_error {
+            Some(error) => Err(error),
+            None => Ok(report),
+        }
+    }
+
+    /// The unflushed rows of this process, each lane's in the order they were put.
+    ///
+    /// # Errors
+    /// A lane whose writer is broken and cannot be reopened: its acknowledged rows cannot be read.
+    pub(crate) async fn memtables(&self) -> Result<Vec<MemtableView>> {
+        let mut views = Vec::new();
+        for lane in &self.lanes {
+            for (writer, memtable) in lane.memtables().await? {
+                views.push(view_of(&writer, &memtable));
+            }
+        }
+        Ok(views)
+    }
+
+    /// Per lane, the generation its active memtable will become: all lower ones were flushed or
+    /// are held in memory.
+    pub(crate) async fn next_generations(&self) -> Vec<(Uuid, u64)> {
+        let mut next = Vec::new();
+        for lane in &self.lanes {
+            if let Some(writer) = lane.open_writer()
+                && let Ok(stats) = writer.memtable_stats().await
+                && stats.frozen_count == 0
+            {
+                next.push((writer.shard_id(), stats.generation));
+            }
+        }
+        next
+    }
+
+    /// The shards this process writes now, with the manifest store to use for each.
+    pub(crate) fn own_shards(
+        &self,
+    ) -> Vec<(Uuid, u64, Arc<lance::dataset::mem_wal::ShardManifestStore>)> {
+        let mut shards = Vec::new();
+        for lane in &self.lanes {
+            if let Some(writer) = lane.open_writer() {
+                shards.push((writer.shard_id(), writer.epoch(), writer.manifest_store()));
+            }
+        }
+        shards
+    }
+
+    /// Opens every lane whose shard was used in an earlier life, which replays its unflushed rows.
+    ///
+    /// # Errors
+    /// Storage that cannot be reached, or a log that cannot be read (naming the object).
+    pub(crate) async fn recover(&self) -> Result<()> {
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let shard = self.leases.shard_of_lane(index).await?;
+            let manifest = self
+                .table
+                .manifest_store(shard)
+                .latest()
+                .await
+                .map_err(self.table.context(format!("reading shard {shard}")))?;
+            if manifest.is_some() {
+                lane.writer().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops every lane's writer after its lease was lost: nothing more is put under the old
+    /// shards. What they had acknowledged is durable, and flushed by whoever took them.
+    pub(crate) async fn abandon_lanes(&self) {
+        for lane in &self.lanes {
+            lane.abandon().await;
+        }
+    }
+
+    /// Refuses new statements, waits for those that were accepted, flushes, and closes the writers.
+    ///
+    /// # Errors
+    /// Rows that could not be flushed: they are durable in the log and replayed by the next life.
+    pub(crate) async fn close(&self) -> Result<()> {
+        self.queue.close();
+        self.queue.drained().await;
+        let flushed = self.flush().await;
+        let mut first_error = flushed.err();
+        for lane in &self.lanes {
+            if let Err(error) = lane.close().await {
+                first_error = first_error.or(Some(error));
+            }
+        }
+        match first_error {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes held by unflushed rows, and rows waiting in the queue.
+    pub(crate) async fn unflushed_bytes(&self) -> u64 {
+        let mut bytes = 0;
+        for lane in &self.lanes {
+            if let Some(writer) = lane.open_writer() {
+                bytes += writer.memory().unflushed_bytes() as u64;
+            }
+        }
+        bytes
+    }
+
+    /// Rows that wait for a lane.
+    pub(crate) fn queued_rows(&self) -> usize {
+        self.queue.waiting_rows()
+    }
+
+    /// Lanes that were ever opened.
+    pub(crate) fn lanes_open(&self) -> usize {
+        self.queue.lanes_open()
+    }
+}
+
+fn view_of(writer: &lane::Resident, memtable: &InMemoryMemTableRef) -> MemtableView {
+    let visible = memtable.index_store.visible_count();
+    MemtableView {
+        shard: writer.shard_id(),
+        epoch: writer.epoch(),
+        generation: memtable.generation,
+        batches: memtable
+            .batch_store
+            .visible_batches(visible)
+            .into_iter()
+            .map(|stored| stored.data.clone())
+            .collect(),
+    }
+}

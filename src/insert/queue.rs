@@ -1,0 +1,308 @@
+//! The one queue all lanes take from.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use arrow::compute::concat_batches;
+use arrow_array::RecordBatch;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use crate::error::{Result, RolloutError};
+use crate::schema::{TableSchema, with_stamps};
+use crate::store::StampClock;
+
+/// Most rows of one put: Lance refuses a larger write.
+pub(crate) const MAX_PUT_ROWS: usize = 100_000;
+/// Bytes at which a group is full. A single statement may be larger, up to its own chunk bound.
+pub(crate) const MAX_PUT_BYTES: usize = 32 << 20;
+
+/// What an acknowledged statement learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Receipt {
+    /// How long its put took.
+    pub(crate) put: Duration,
+    /// How many statements shared the put.
+    pub(crate) group: usize,
+}
+
+/// How a put failed, told to each statement of its group.
+#[derive(Debug, Clone)]
+pub(crate) enum PutFailure {
+    /// Nothing was written.
+    NotWritten(String),
+    /// The put was sent; whether it landed is unknown.
+    Unknown(String),
+    /// The lane's name now belongs to another process.
+    Fenced(String),
+}
+
+struct Waiting {
+    batch: RecordBatch,
+    bytes: usize,
+    reply: oneshot::Sender<Result<Receipt>>,
+}
+
+struct State {
+    waiting: VecDeque<Waiting>,
+    busy: Vec<bool>,
+    lanes_open: usize,
+    /// Whether the last group taken held more than one statement.
+    grouping: bool,
+    closed: bool,
+}
+
+/// Statements that wait, and which lanes are at work.
+pub(super) struct Queue {
+    state: Mutex<State>,
+    idle: Notify,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue")
+            .field("waiting", &self.state.lock().waiting.len())
+            .finish()
+    }
+}
+
+impl Queue {
+    pub(super) fn new(max_lanes: usize) -> Self {
+        Self {
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                busy: vec![false; max_lanes],
+                lanes_open: 0,
+                grouping: false,
+                closed: false,
+            }),
+            idle: Notify::new(),
+        }
+    }
+
+    /// Adds a statement. Returns where its answer arrives and the lane to start, if one is free.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn push(
+        &self,
+        batch: RecordBatch,
+    ) -> Option<(oneshot::Receiver<Result<Receipt>>, Option<usize>)> {
+        let (reply, receiver) = oneshot::channel();
+        let bytes = batch.get_array_memory_size();
+        let mut state = self.state.lock();
+        if state.closed {
+            return None;
+        }
+        state.waiting.push_back(Waiting {
+            batch,
+            bytes,
+            reply,
+        });
+        let lane = choose_lane(&state.busy, state.lanes_open);
+        if let Some(lane) = lane {
+            state.busy[lane] = true;
+            state.lanes_open = state.lanes_open.max(lane + 1);
+        }
+        Some((receiver, lane))
+    }
+
+    /// What waits, up to one put, with its stamps. None when nothing waits: the lane is then idle.
+    pub(super) fn take(&self, lane: usize, clock: &StampClock) -> Option<Group> {
+        let mut state = self.state.lock();
+        let mut group = Group::default();
+        while let Some(next) = state.waiting.front() {
+            // A statement that was cancelled before it was taken is not written.
+            if next.reply.is_closed() {
+                state.waiting.pop_front();
+                continue;
+            }
+            let rows = next.batch.num_rows();
+            let full = group.rows + rows > MAX_PUT_ROWS || group.bytes + next.bytes > MAX_PUT_BYTES;
+            if full && !group.batches.is_empty() {
+                break;
+            }
+            if let Some(next) = state.waiting.pop_front() {
+                group.rows += rows;
+                group.bytes += next.bytes;
+                group.batches.push(next.batch);
+                group.replies.push(next.reply);
+            }
+        }
+        if group.batches.is_empty() {
+            state.busy[lane] = false;
+            if !state.busy.contains(&true) {
+                state.grouping = false;
+                self.idle.notify_waiters();
+            }
+            return None;
+        }
+        state.grouping = group.batches.len() > 1;
+        group.first_stamp = clock.reserve(group.rows);
+        Some(group)
+    }
+
+    /// Whether others are about: a lane at work beside this one, or statements that share puts.
+    pub(super) fn contended(&self) -> bool {
+        let state = self.state.lock();
+        state.grouping || state.busy.iter().filter(|busy| **busy).count() > 1
+    }
+
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+    }
+
+    /// Waits until nothing waits and no lane is at work.
+    pub(super) async fn drained(&self) {
+        loop {
+            let notified = self.idle.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            {
+                let state = self.state.lock();
+                if state.waiting.is_empty() && !state.busy.contains(&true) {
+                    return;
+                }
+            }
+            notified.await;
+        }
+    }
+
+    pub(super) fn waiting_rows(&self) -> usize {
+        let state = self.state.lock();
+        state.waiting.iter().map(|w| w.batch.num_rows()).sum()
+    }
+
+    pub(super) fn lanes_open(&self) -> usize {
+        self.state.lock().lanes_open
+    }
+}
+
+/// The lane that should start: the lowest idle one already open, else a new one when all are busy.
+fn choose_lane(busy: &[bool], open: usize) -> Option<usize> {
+    (0..open)
+        .find(|lane| !busy[*lane])
+        .or((open < busy.len()).then_some(open))
+}
+
+/// Statements that go in one put.
+#[derive(Default)]
+pub(super) struct Group {
+    batches: Vec<RecordBatch>,
+    replies: Vec<oneshot::Sender<Result<Receipt>>>,
+    rows: usize,
+    bytes: usize,
+    first_stamp: i64,
+}
+
+impl Group {
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn statements(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// The rows to put, stamped in order; one batch where they can be joined.
+    pub(super) fn stamped(&self, schema: &TableSchema) -> Result<Vec<RecordBatch>> {
+        let mut next = self.first_stamp;
+        let mut stamped = Vec::with_capacity(self.batches.len());
+        for batch in &self.batches {
+            stamped.push(with_stamps(schema, batch.clone(), next)?);
+            next += batch.num_rows() as i64;
+        }
+        if stamped.len() == 1 {
+            return Ok(stamped);
+        }
+        // A memtable counts batches, so many small ones are joined. Dictionaries that do not fit
+        // one key type together stay as they are.
+        match concat_batches(schema.stored(), &stamped) {
+            Ok(joined) => Ok(vec![joined]),
+            Err(_) => Ok(stamped),
+        }
+    }
+
+    /// Tells every statement how it went.
+    pub(super) fn answer(self, result: &Result<Duration, PutFailure>) {
+        let group = self.replies.len();
+        for (reply, batch) in self.replies.into_iter().zip(&self.batches) {
+            let rows = batch.num_rows() as u64;
+            let answer = match result {
+                Ok(put) => Ok(Receipt { put: *put, group }),
+                Err(PutFailure::NotWritten(context)) => Err(RolloutError::Storage {
+                    context: "nothing of this put was written".to_string(),
+                    source: lance::Error::io(context.clone()),
+                }),
+                Err(PutFailure::Fenced(message)) => Err(RolloutError::Fenced(message.clone())),
+                Err(PutFailure::Unknown(context)) => Err(RolloutError::OutcomeUnknown {
+                    context: context.clone(),
+                    durable_rows: 0,
+                    unknown_rows: rows,
+                }),
+            };
+            // A statement that was cancelled does not listen any more.
+            let _ = reply.send(answer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, StringArray};
+
+    use super::*;
+
+    fn rows(n: usize) -> RecordBatch {
+        let ids: ArrayRef = Arc::new(StringArray::from_iter_values((0..n).map(|i| i.to_string())));
+        RecordBatch::try_from_iter([("id", ids)]).expect("batch")
+    }
+
+    #[test]
+    fn lanes_open_only_when_needed() {
+        for (busy, open, want) in [
+            (vec![false, false, false], 0, Some(0)),
+            (vec![false, false, false], 1, Some(0)),
+            (vec![true, false, false], 1, Some(1)),
+            (vec![true, false, false], 2, Some(1)),
+            (vec![true, true, true], 3, None),
+            (vec![false, true, true], 3, Some(0)),
+        ] {
+            assert_eq!(choose_lane(&busy, open), want, "{busy:?} {open}");
+        }
+    }
+
+    #[test]
+    fn a_group_takes_whole_statements_in_order() {
+        let queue = Queue::new(1);
+        let clock = StampClock::default();
+        let mut receivers = Vec::new();
+        for n in [60_000, 30_000, 20_000] {
+            receivers.push(queue.push(rows(n)).expect("open").0);
+        }
+        let first = queue.take(0, &clock).expect("waiting");
+        assert_eq!((first.statements(), first.rows()), (2, 90_000));
+        let second = queue.take(0, &clock).expect("waiting");
+        assert_eq!((second.statements(), second.rows()), (1, 20_000));
+        assert!(second.first_stamp >= first.first_stamp + 90_000);
+        assert!(queue.take(0, &clock).is_none());
+    }
+
+    #[test]
+    fn a_cancelled_statement_is_not_written() {
+        let queue = Queue::new(1);
+        let clock = StampClock::default();
+        drop(queue.push(rows(1)).expect("open").0);
+        let kept = queue.push(rows(2)).expect("open").0;
+        let group = queue.take(0, &clock).expect("waiting");
+        assert_eq!(group.rows(), 2);
+        drop(kept);
+    }
+
+    #[test]
+    fn a_closed_queue_takes_nothing() {
+        let queue = Queue::new(1);
+        queue.close();
+        assert!(queue.push(rows(1)).is_none());
+    }
+}

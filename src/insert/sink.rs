@@ -1,0 +1,249 @@
+//! The DataFusion sink of an INSERT: checks, chunks, and the put of each chunk.
+//!
+//! Rows are held back until the input ends or one put is full: a statement that fits one put is all
+//! or nothing. A larger one streams, with a bounded number of chunks in flight.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrow::compute::concat_batches;
+use arrow_array::RecordBatch;
+use arrow_schema::{Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::common::DataFusionError;
+use datafusion::datasource::sink::DataSink;
+use datafusion::error::Result as DataFusionResult;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
+use futures::StreamExt;
+use tokio::sync::oneshot;
+
+use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
+use crate::error::{Result, RolloutError};
+use crate::schema::{Markers, check_and_align};
+
+/// Chunks of one statement that may be on their way at once.
+const CHUNKS_IN_FLIGHT: usize = 4;
+
+/// Writes the rows of one INSERT.
+#[derive(Debug)]
+pub(crate) struct RolloutSink {
+    path: Arc<InsertPath>,
+    schema: SchemaRef,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl RolloutSink {
+    pub(crate) fn new(path: Arc<InsertPath>) -> Self {
+        // Everything nullable here: the sink checks NOT NULL itself and names the column.
+        let fields: Vec<_> = path
+            .table()
+            .schema()
+            .sql()
+            .fields()
+            .iter()
+            .map(|field| field.as_ref().clone().with_nullable(true))
+            .collect();
+        Self {
+            path,
+            schema: Arc::new(Schema::new(fields)),
+            metrics: ExecutionPlanMetricsSet::new(),
+        }
+    }
+}
+
+impl DisplayAs for RolloutSink {
+    fn fmt_as(&self, _t: DisplayFormatType, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "RolloutSink: table={}", self.path.table().location())
+    }
+}
+
+#[async_trait]
+impl DataSink for RolloutSink {
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    async fn write_all(
+        &self,
+        mut data: SendableRecordBatchStream,
+        context: &Arc<TaskContext>,
+    ) -> DataFusionResult<u64> {
+        let reservation =
+            MemoryConsumer::new("RolloutInsert").register(context.memory_pool());
+        let mut statement = Statement::new(self, reservation);
+        while let Some(batch) = data.next().await {
+            let step = match batch {
+                Ok(batch) => statement.add(&batch).await,
+                Err(error) => Err(RolloutError::DataFusion(error)),
+            };
+            if let Err(error) = step {
+                return Err(statement.fail(error).await);
+            }
+        }
+        match statement.finish().await {
+            Ok(rows) => Ok(rows),
+            Err(error) => Err(statement.fail(error).await),
+        }
+    }
+}
+
+type Answer = oneshot::Receiver<Result<Receipt>>;
+
+/// One INSERT on its way.
+struct Statement<'a> {
+    sink: &'a RolloutSink,
+    markers: Markers,
+    held: Vec<RecordBatch>,
+    held_rows: usize,
+    held_bytes: usize,
+    in_flight: VecDeque<(Answer, u64, usize)>,
+    durable: u64,
+    unknown: u64,
+    reservation: MemoryReservation,
+}
+
+impl<'a> Statement<'a> {
+    fn new(sink: &'a RolloutSink, reservation: MemoryReservation) -> Self {
+        Self {
+            sink,
+            markers: Markers::new(),
+            held: Vec::new(),
+            held_rows: 0,
+            held_bytes: 0,
+            in_flight: VecDeque::new(),
+            durable: 0,
+            unknown: 0,
+            reservation,
+        }
+    }
+
+    async fn add(&mut self, batch: &RecordBatch) -> Result<()> {
+        let schema = self.sink.path.table().schema();
+        let batch = check_and_align(&schema, &self.markers, batch)?;
+        let mut from = 0;
+        while from < batch.num_rows() {
+            let room = MAX_PUT_ROWS - self.held_rows;
+            let rows = room.min(batch.num_rows() - from);
+            let slice = batch.slice(from, rows);
+            from += rows;
+            let bytes = slice_bytes(&slice);
+            if self.held_bytes + bytes > MAX_PUT_BYTES && !self.held.is_empty() {
+                self.send().await?;
+            }
+            self.reservation
+                .try_grow(bytes)
+                .map_err(RolloutError::DataFusion)?;
+            self.held_rows += rows;
+            self.held_bytes += bytes;
+            self.held.push(slice);
+            if self.held_rows >= MAX_PUT_ROWS {
+                self.send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what is held in the queue; waits first while too much is under way.
+    async fn send(&mut self) -> Result<()> {
+        while self.in_flight.len() >= CHUNKS_IN_FLIGHT {
+            self.settle_oldest().await?;
+        }
+        let schema = self.sink.path.table().schema();
+        let chunk = concat_batches(schema.stored(), &self.held)?;
+        let (rows, bytes) = (self.held_rows as u64, self.held_bytes);
+        self.held.clear();
+        self.held_rows = 0;
+        self.held_bytes = 0;
+        let answer = self.sink.path.submit(chunk)?;
+        self.in_flight.push_back((answer, rows, bytes));
+        Ok(())
+    }
+
+    async fn settle_oldest(&mut self) -> Result<()> {
+        let Some((answer, rows, bytes)) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        let answer = answer.await.unwrap_or_else(|_| {
+            Err(RolloutError::Closed("the store is shut down".to_string()))
+        });
+        self.reservation.shrink(bytes);
+        match answer {
+            Ok(receipt) => {
+                self.durable += rows;
+                self.record(&receipt);
+                Ok(())
+            }
+            Err(error) => {
+                if matches!(error, RolloutError::OutcomeUnknown { .. }) {
+                    self.unknown += rows;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn record(&self, receipt: &Receipt) {
+        let metrics = MetricBuilder::new(&self.sink.metrics);
+        metrics.global_counter("puts").add(1);
+        MetricBuilder::new(&self.sink.metrics)
+            .subset_time("put_wait", 0)
+            .add_duration(receipt.put);
+        MetricBuilder::new(&self.sink.metrics)
+            .global_gauge("put_group_statements")
+            .set_max(receipt.group);
+    }
+
+    async fn finish(&mut self) -> Result<u64> {
+        if self.held_rows > 0 {
+            self.send().await?;
+        }
+        while !self.in_flight.is_empty() {
+            self.settle_oldest().await?;
+        }
+        Ok(self.durable)
+    }
+
+    /// Waits for what is under way, then says how much of the statement is durable.
+    async fn fail(&mut self, error: RolloutError) -> DataFusionError {
+        let streamed = self.durable > 0 || !self.in_flight.is_empty();
+        while !self.in_flight.is_empty() {
+            let _ = self.settle_oldest().await;
+        }
+        if self.unknown > 0 {
+            let context = match error {
+                RolloutError::OutcomeUnknown { context, .. } => context,
+                other => other.to_string(),
+            };
+            return RolloutError::OutcomeUnknown {
+                context,
+                durable_rows: self.durable,
+                unknown_rows: self.unknown,
+            }
+            .into();
+        }
+        match DataFusionError::from(error) {
+            error if streamed => error.context(format!(
+                "{} rows of this INSERT are durable, the rest was not written; repeating it with \
+                 the same ids is safe",
+                self.durable
+            )),
+            error => error,
+        }
+    }
+}
+
+/// The bytes a slice stands for, not the buffers it shares with its parent.
+fn slice_bytes(batch: &RecordBatch) -> usize {
+    batch
+        .columns()
+        .iter()
+        .map(|column| column.to_data().get_slice_memory_size().unwrap_or(0))
+        .sum()
+}

@@ -1,0 +1,94 @@
+//! `CREATE EXTERNAL TABLE … STORED AS ROLLOUT`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow_schema::Schema;
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider, TableProviderFactory};
+use datafusion::common::{Constraint, DFSchema};
+use datafusion::error::Result as DataFusionResult;
+use datafusion::logical_expr::{CreateExternalTable, Expr};
+
+use super::RolloutTableProvider;
+use crate::error::{Result, RolloutError};
+use crate::options::TableOptions;
+use crate::runtime::RolloutRuntime;
+use crate::schema::TableSchema;
+
+/// Opens or creates rollouts tables for SQL. Registered under `ROLLOUT`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RolloutTableFactory;
+
+#[async_trait]
+impl TableProviderFactory for RolloutTableFactory {
+    async fn create(
+        &self,
+        state: &dyn Session,
+        cmd: &CreateExternalTable,
+    ) -> DataFusionResult<Arc<dyn TableProvider>> {
+        refuse_unsupported_clauses(cmd)?;
+        let options = TableOptions::from_map(&cmd.options)?;
+        let declared = declared_schema(cmd)?;
+        let runtime = RolloutRuntime::from_session(state)?;
+        let handle = runtime.open(&cmd.location, declared, options).await?;
+        Ok(Arc::new(
+            RolloutTableProvider::new(handle).with_definition(cmd.definition.clone()),
+        ))
+    }
+}
+
+fn refuse_unsupported_clauses(cmd: &CreateExternalTable) -> Result<()> {
+    let clause = if !cmd.table_partition_cols.is_empty() {
+        "PARTITIONED BY"
+    } else if !cmd.order_exprs.is_empty() {
+        "WITH ORDER"
+    } else if cmd.unbounded {
+        "UNBOUNDED"
+    } else {
+        return Ok(());
+    };
+    Err(RolloutError::Unsupported(format!(
+        "{clause} is not supported for a rollouts table: leave it out"
+    )))
+}
+
+/// The schema of the statement's column list; none without one.
+fn declared_schema(cmd: &CreateExternalTable) -> Result<Option<TableSchema>> {
+    let columns: &Schema = cmd.schema.as_arrow();
+    if columns.fields().is_empty() {
+        return Ok(None);
+    }
+    let mut primary_key = None;
+    for constraint in cmd.constraints.iter() {
+        match constraint {
+            Constraint::PrimaryKey(key) if key.len() == 1 => primary_key = Some(key[0]),
+            Constraint::PrimaryKey(_) => {
+                return Err(RolloutError::Unsupported(
+                    "a key of several columns is not supported: join them into one text column, for \
+                     example concat(run, '/', step, '/', index)"
+                        .to_string(),
+                ));
+            }
+            Constraint::Unique(_) => {
+                return Err(RolloutError::Unsupported(
+                    "UNIQUE is not supported: only the PRIMARY KEY is kept unique".to_string(),
+                ));
+            }
+        }
+    }
+    let defaults: HashMap<String, Expr> = cmd.column_defaults.clone();
+    for (column, default) in &defaults {
+        check_default(column, default)?;
+    }
+    TableSchema::declared(columns, primary_key, defaults).map(Some)
+}
+
+/// A default stands for itself: it cannot look at other columns.
+fn check_default(column: &str, default: &Expr) -> Result<()> {
+    use datafusion::logical_expr::ExprSchemable;
+    default.get_type(&DFSchema::empty()).map_err(|error| {
+        RolloutError::invalid(format!("DEFAULT of column '{column}' ({default}): {error}"))
+    })?;
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! The table DataFusion sees. It only assembles plans.
+
+use std::sync::Arc;
+
+use arrow_schema::{Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::Constraints;
+use datafusion::common::Constraint;
+use datafusion::datasource::TableType;
+use datafusion::datasource::sink::DataSinkExec;
+use datafusion::error::Result as DataFusionResult;
+use datafusion::logical_expr::dml::InsertOp;
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::ExecutionPlanProperties;
+use datafusion::prelude::SessionContext;
+use datafusion::sql::TableReference;
+
+use super::filter::classify;
+use super::scan::RolloutScanExec;
+use crate::error::{Result, RolloutError};
+use crate::insert::RolloutSink;
+use crate::options::{RolloutSessionOptions, TableOptions};
+use crate::runtime::{RolloutRuntime, RolloutStore, StoreHandle};
+use crate::schema::TableSchema;
+
+/// A rollouts table in a DataFusion catalog.
+#[derive(Debug)]
+pub struct RolloutTableProvider {
+    handle: StoreHandle,
+    columns: Arc<TableSchema>,
+    schema: SchemaRef,
+    constraints: Constraints,
+    definition: Option<String>,
+}
+
+impl RolloutTableProvider {
+    /// A provider over an open store; the store stays open as long as the provider lives.
+    pub fn new(handle: StoreHandle) -> Self {
+        let schema = handle.store().schema();
+        Self {
+            schema: schema.sql().clone(),
+            constraints: Constraints::new_unverified(vec![Constraint::PrimaryKey(vec![
+                schema.key_index(),
+            ])]),
+            columns: schema,
+            handle,
+            definition: None,
+        }
+    }
+
+    /// Remembers the statement it was created by, for `information_schema`.
+    pub(super) fn with_definition(mut self, definition: Option<String>) -> Self {
+        self.definition = definition;
+        self
+    }
+
+    /// Opens the table at `location`, or makes it, and registers it under `name`.
+    ///
+    /// # Errors
+    /// The session has no runtime; the table cannot be opened; the name is taken.
+    pub async fn register(
+        ctx: &SessionContext,
+        name: impl Into<TableReference>,
+        location: &str,
+        options: TableOptions,
+    ) -> Result<Arc<RolloutStore>> {
+        let runtime = RolloutRuntime::from_session(&ctx.state())?;
+        let handle = runtime.open(location, None, options).await?;
+        let store = handle.store().clone();
+        ctx.register_table(name, Arc::new(Self::new(handle)))?;
+        Ok(store)
+    }
+
+    /// The open store behind the table.
+    pub fn store(&self) -> &Arc<RolloutStore> {
+        self.handle.store()
+    }
+}
+
+#[async_trait]
+impl TableProvider for RolloutTableProvider {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn constraints(&self) -> Option<&Constraints> {
+        Some(&self.constraints)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    fn get_table_definition(&self) -> Option<&str> {
+        self.definition.as_deref()
+    }
+
+    fn get_column_default(&self, column: &str) -> Option<&Expr> {
+        self.columns.default_of(column)
+    }
+
+    fn supports_filters_pushdown(
+        &self,
+        filters: &[&Expr],
+    ) -> DataFusionResult<Vec<TableProviderFilterPushDown>> {
+        Ok(filters
+            .iter()
+            .map(|filter| classify(filter, &self.schema))
+            .collect())
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        let options = session_options(state);
+        let store = self.store();
+        let view = store.read_view(&options).await?;
+        let scan = RolloutScanExec::new(
+            store.location().to_string(),
+            view,
+            self.schema.clone(),
+            projection,
+            filters.to_vec(),
+            limit,
+            state.config().target_partitions(),
+        )?;
+        Ok(Arc::new(scan))
+    }
+
+    async fn insert_into(
+        &self,
+        _state: &dyn Session,
+        input: Arc<dyn ExecutionPlan>,
+        insert_op: InsertOp,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        // 1. Only appending: an id that is there already is superseded, not overwritten in place.
+        if insert_op != InsertOp::Append {
+            return Err(RolloutError::Unsupported(format!(
+                "{insert_op} is not supported on a rollouts table: INSERT INTO replaces rows of the \
+                 same id by itself"
+            ))
+            .into());
+        }
+        // 2. Refuse early what could never be written.
+        if self.store().read_only() {
+            return Err(RolloutError::Unsupported(format!(
+                "the table at {} is open read-only: nothing is written",
+                self.store().location()
+            ))
+            .into());
+        }
+        check_columns(&self.schema, &input.schema())?;
+        // 3. One stream into the sink, also when the caller did not plan for it.
+        let input = match input.output_partitioning().partition_count() {
+            1 => input,
+            _ => Arc::new(CoalescePartitionsExec::new(input)) as Arc<dyn ExecutionPlan>,
+        };
+        let sink = RolloutSink::new(self.store().insert_path().clone());
+        Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
+    }
+}
+
+/// The session's rollout settings, or the defaults in a session without the extension.
+pub(crate) fn session_options(state: &dyn Session) -> RolloutSessionOptions {
+    state
+        .config_options()
+        .extensions
+        .get::<RolloutSessionOptions>()
+        .cloned()
+        .unwrap_or_default()
+}
+
+fn check_columns(table: &Schema, input: &Schema) -> Result<()> {
+    if table.fields().len() != input.fields().len() {
+        return Err(RolloutError::invalid(format!(
+            "{} columns were given for the table's {}: name the columns, or give all in order",
+            input.fields().len(),
+            table.fields().len()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! An open table: its write path, its maintenance and its snapshots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use lance::dataset::mem_wal::ShardManifestStore;
+use lance::session::Session;
+use uuid::Uuid;
+
+use super::cache::SharedCache;
+use crate::error::Result;
+use crate::flush::{Maintenance, MergeReport, TaskKind, TaskStatus};
+use crate::insert::{FlushReport, InsertPath, MemtableView, UnflushedBudget};
+use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
+use crate::schema::{Markers, TableSchema, check_and_align};
+use crate::store::masks::{KeyCache, KeySource, Masks};
+use crate::store::{LanceTable, LeaseKeeper, Location, Snapshot, SnapshotCache};
+
+/// An open rollouts table. All tables registered on one location in a process share one.
+#[derive(Debug)]
+pub struct RolloutStore {
+    table: Arc<LanceTable>,
+    insert: Arc<InsertPath>,
+    maintenance: Arc<Maintenance>,
+    leases: Arc<LeaseKeeper>,
+    snapshots: Arc<SnapshotCache>,
+    keys: KeyCache,
+    budget: Arc<UnflushedBudget>,
+}
+
+/// What a query reads: a snapshot, the unflushed rows if asked for, and which of all these count.
+#[derive(Debug)]
+pub(crate) struct ReadView {
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) memtables: Vec<MemtableView>,
+    /// Sources are the snapshot's generations, then the memtables.
+    pub(crate) masks: Arc<Masks>,
+}
+
+impl RolloutStore {
+    pub(super) fn new(
+        table: LanceTable,
+        cache: &SharedCache,
+        budget: Arc<UnflushedBudget>,
+        settings: Arc<RuntimeSettings>,
+    ) -> Arc<Self> {
+        let table = Arc::new(table);
+        let leases = Arc::new(LeaseKeeper::new(
+            table.clone(),
+            settings.shard_id.clone(),
+            settings.lease_ttl,
+        ));
+        let insert = InsertPath::new(table.clone(), leases.clone(), budget.clone(), &settings);
+        budget.watch(Arc::downgrade(&insert));
+        let snapshots = Arc::new(SnapshotCache::default());
+        let keys = KeyCache::new(&cache.keys, table.location().uri());
+        let maintenance = Maintenance::new(
+            table.clone(),
+            insert.clone(),
+            leases.clone(),
+            budget.clone(),
+            snapshots.clone(),
+            keys.clone(),
+            settings,
+        );
+        maintenance.start();
+        Arc::new(Self {
+            table,
+            insert,
+            maintenance,
+            leases,
+            snapshots,
+            keys,
+            budget,
+        })
+    }
+
+    /// Where the table is.
+    pub fn location(&self) -> &Location {
+        self.table.location()
+    }
+
+    /// Its columns, key and defaults.
+    pub fn schema(&self) -> Arc<TableSchema> {
+        self.table.schema()
+    }
+
+    /// The Lance session every open and read of this store uses.
+    pub fn session(&self) -> &Arc<Session> {
+        self.table.session()
+    }
+
+    /// Whether nothing is ever written through this store.
+    pub fn read_only(&self) -> bool {
+        self.table.read_only()
+    }
+
+    /// Appends rows and waits until they are durable: the same guarantees as an INSERT, without
+    /// SQL. The batch has the table's columns in order; the stamp column may hold anything.
+    ///
+    /// Returns the number of rows.
+    ///
+    /// # Errors
+    /// A batch that does not fit the table (nothing is written), or a put that failed.
+    pub async fn append(&self, batch: RecordBatch) -> Result<u64> {
+        let checked = check_and_align(&self.table.schema(), &Markers::new(), &batch)?;
+        if checked.num_rows() == 0 {
+            return Ok(0);
+        }
+        let mut answers = Vec::new();
+        let mut from = 0;
+        while from < checked.num_rows() {
+            let rows = crate::insert::MAX_PUT_ROWS.min(checked.num_rows() - from);
+            answers.push(self.insert.append(checked.slice(from, rows)));
+            from += rows;
+        }
+        futures::future::try_join_all(answers).await?;
+        Ok(checked.num_rows() as u64)
+    }
+
+    /// Makes this process's rows visible to everybody, now. Returns generations and rows.
+    ///
+    /// # Errors
+    /// A lane that could not be flushed; its rows stay durable in the log.
+    pub async fn flush(&self) -> Result<(usize, u64)> {
+        let FlushReport { generations, rows } = self.maintenance.flush_now().await?;
+        Ok((generations, rows))
+    }
+
+    /// Merges everything that is flushed into the base, now.
+    ///
+    /// # Errors
+    /// A source that cannot be read, or commits that kept losing.
+    pub async fn merge(&self) -> Result<MergeReport> {
+        self.maintenance.merge_now().await
+    }
+
+    pub(crate) fn table(&self) -> &Arc<LanceTable> {
+        &self.table
+    }
+
+    pub(crate) fn insert_path(&self) -> &Arc<InsertPath> {
+        &self.insert
+    }
+
+    pub(crate) fn leases(&self) -> &Arc<LeaseKeeper> {
+        &self.leases
+    }
+
+    pub(crate) fn budget(&self) -> &Arc<UnflushedBudget> {
+        &self.budget
+    }
+
+    pub(crate) fn maintenance_status(&self, kind: TaskKind) -> TaskStatus {
+        self.maintenance.status(kind)
+    }
+
+    /// The flushed state of the table, no older than `max_age`.
+    pub(crate) async fn snapshot(
+        &self,
+        max_age: Duration,
+        at_least: &HashMap<Uuid, u64>,
+    ) -> Result<Arc<Snapshot>> {
+        let own: HashMap<Uuid, Arc<ShardManifestStore>> = self
+            .insert
+            .own_shards()
+            .into_iter()
+            .map(|(shard, _, store)| (shard, store))
+            .collect();
+        self.snapshots
+            .get(&self.table, &own, max_age, at_least)
+            .await
+    }
+
+    /// What a query of this session reads.
+    pub(crate) async fn read_view(&self, options: &RolloutSessionOptions) -> Result<ReadView> {
+        if options.freshness == Freshness::Flushed {
+            let snapshot = self
+                .snapshot(options.snapshot_max_age, &HashMap::new())
+                .await?;
+            let masks = snapshot.masks(&self.table, &self.keys).await?;
+            return Ok(ReadView {
+                snapshot,
+                memtables: Vec::new(),
+                masks,
+            });
+        }
+        // Memtables first: what is flushed after this moment is then in both, and counted once.
+        let mut memtables = self.insert.memtables().await?;
+        let mut at_least: HashMap<Uuid, u64> = HashMap::new();
+        for memtable in &memtables {
+            let lowest = at_least.entry(memtable.shard).or_insert(memtable.generation);
+            *lowest = memtable.generation.min(*lowest);
+        }
+        for (shard, next) in self.insert.next_generations().await {
+            at_least.entry(shard).or_insert(next);
+        }
+        let snapshot = self.snapshot(options.snapshot_max_age, &at_least).await?;
+        memtables.retain(|memtable| {
+            let flushed = snapshot.flushed_below.get(&memtable.shard).copied();
+            memtable.generation >= flushed.unwrap_or(1)
+        });
+        memtables.retain(|memtable| memtable.batches.iter().any(|b| b.num_rows() > 0));
+        if memtables.is_empty() {
+            let masks = snapshot.masks(&self.table, &self.keys).await?;
+            return Ok(ReadView {
+                snapshot,
+                memtables,
+                masks,
+            });
+        }
+        let mut sources: Vec<_> = snapshot
+            .generations
+            .iter()
+            .map(KeySource::generation)
+            .collect();
+        sources.extend(memtables.iter().map(|memtable| {
+            KeySource::memtable(
+                memtable.shard,
+                memtable.epoch,
+                memtable.generation,
+                memtable.batches.clone(),
+            )
+        }));
+        let masks = Masks::build(&self.table, &self.keys, &snapshot.base, &sources).await?;
+        Ok(ReadView {
+            snapshot,
+            memtables,
+            masks: Arc::new(masks),
+        })
+    }
+
+    /// Stops the background work after a flush.
+    pub(super) async fn close(&self) -> Result<()> {
+        let closed = self.maintenance.close().await;
+        self.snapshots.clear().await;
+        closed
+    }
+}

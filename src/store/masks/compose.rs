@@ -1,0 +1,242 @@
+//! Who wins: a pure function over keys and matches.
+//!
+//! Versions of an id are ordered by stamp, then by rank: the base is oldest, a later generation
+//! newer. Without stamps the rank alone decides. A delete left by another writer stands right after
+//! the version it was written over, so a row stamped later survives it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use datafusion::common::HashMap as HashbrownMap;
+use lance::Dataset;
+use roaring::RoaringBitmap;
+use uuid::Uuid;
+
+use super::keys::{KeyTable, NO_STAMP};
+use super::probe::BaseMatch;
+use super::{Masks, RowSet};
+use crate::error::{Result, RolloutError};
+
+/// A generation's row and its place in the order of versions.
+#[derive(Debug, Clone, Copy)]
+struct Version {
+    generation: usize,
+    key: u32,
+    stamp: i64,
+}
+
+/// The outcome, before deleted base rows are looked at.
+#[derive(Debug)]
+pub(super) struct Composed {
+    base: RowSet,
+    /// Per generation, positions in its key table that lost.
+    losers: Vec<RoaringBitmap>,
+    /// Base rows that won over a generation's row, and that row, which comes back if the base row
+    /// turns out to be deleted.
+    base_winners: Vec<(u64, usize, u32)>,
+}
+
+/// Compares all versions of all ids. `shards` are the generations' shards, in rank order.
+pub(super) fn compose(
+    shards: &[Uuid],
+    keys: &[Arc<KeyTable>],
+    matches: &[Vec<BaseMatch>],
+) -> Composed {
+    let mut losers = vec![RoaringBitmap::new(); keys.len()];
+    // The newest version of each id among the generations, by hash, then by id.
+    let mut newest: HashbrownMap<u64, Vec<Version>> = HashbrownMap::default();
+    for (generation, table) in keys.iter().enumerate() {
+        for key in 0..table.len() as u32 {
+            let hash = table.hashes[key as usize];
+            let id = table.ids.value(key as usize);
+            let versions = newest.entry(hash).or_default();
+            let known = versions.iter_mut().find(|version| {
+                keys[version.generation].ids.value(version.key as usize) == id
+            });
+            let mut stamp = table.stamps[key as usize];
+            if table.tombstones.contains(key) {
+                let below = known
+                    .as_ref()
+                    .filter(|known| shards[known.generation] == shards[generation])
+                    .map_or(NO_STAMP, |known| known.stamp);
+                let in_base = matches[generation]
+                    .iter()
+                    .filter(|found| found.key == key)
+                    .map(|found| found.stamp)
+                    .max()
+                    .unwrap_or(NO_STAMP);
+                stamp = below.max(in_base);
+            }
+            let version = Version {
+                generation,
+                key,
+                stamp,
+            };
+            match known {
+                None => versions.push(version),
+                Some(known) if version.stamp >= known.stamp => {
+                    losers[known.generation].insert(known.key);
+                    *known = version;
+                }
+                Some(_) => {
+                    losers[generation].insert(key);
+                }
+            }
+        }
+    }
+    let mut base: RowSet = BTreeMap::new();
+    let mut base_winners = Vec::new();
+    for (generation, found) in matches.iter().enumerate() {
+        for row in found {
+            let hash = keys[generation].hashes[row.key as usize];
+            let id = keys[generation].ids.value(row.key as usize);
+            let newest = newest.get(&hash).and_then(|versions| {
+                versions.iter().find(|version| {
+                    keys[version.generation].ids.value(version.key as usize) == id
+                })
+            });
+            let Some(newest) = newest else { continue };
+            if newest.stamp >= row.stamp {
+                base.entry((row.address >> 32) as u32)
+                    .or_default()
+                    .insert(row.address as u32);
+            } else if losers[newest.generation].insert(newest.key) {
+                base_winners.push((row.address, newest.generation, newest.key));
+            }
+        }
+    }
+    Composed {
+        base,
+        losers,
+        base_winners,
+    }
+}
+
+/// A base row that was deleted since it was found supersedes nothing.
+pub(super) async fn spare_deleted_winners(base: &Arc<Dataset>, composed: &mut Composed) -> Result<()> {
+    let mut by_fragment: BTreeMap<u32, Vec<(u32, usize, u32)>> = BTreeMap::new();
+    for (address, generation, key) in &composed.base_winners {
+        by_fragment
+            .entry((address >> 32) as u32)
+            .or_default()
+            .push((*address as u32, *generation, *key));
+    }
+    for (fragment, winners) in by_fragment {
+        let Some(fragment) = base.get_fragment(fragment as usize) else {
+            continue;
+        };
+        let deleted = fragment
+            .get_deletion_vector()
+            .await
+            .map_err(RolloutError::storage("reading a deletion vector of the base"))?;
+        let Some(deleted) = deleted else { continue };
+        for (offset, generation, key) in winners {
+            if deleted.contains(offset) {
+                composed.losers[generation].remove(key);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Composed {
+    /// The masks: losing positions become addresses; deletes are masked, winners or not.
+    pub(super) fn into_masks(self, keys: &[Arc<KeyTable>]) -> Masks {
+        let mut sources = Vec::with_capacity(keys.len());
+        for (table, mut losers) in keys.iter().zip(self.losers) {
+            losers |= &table.tombstones;
+            let mut rows: RowSet = BTreeMap::new();
+            for position in losers {
+                let address = table.addresses[position as usize];
+                rows.entry((address >> 32) as u32)
+                    .or_default()
+                    .insert(address as u32);
+            }
+            sources.push(rows);
+        }
+        Masks {
+            base: self.base,
+            sources,
+            source_rows: keys.iter().map(|table| table.len() as u64).collect(),
+            keys: keys.to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::StringArray;
+
+    use super::super::keys::hash_ids;
+    use super::*;
+
+    fn table(rows: &[(&str, i64)], tombstones: &[u32]) -> Arc<KeyTable> {
+        let ids = StringArray::from_iter_values(rows.iter().map(|(id, _)| *id));
+        Arc::new(KeyTable {
+            hashes: hash_ids(&ids).expect("hashes"),
+            ids,
+            addresses: (0..rows.len() as u64).collect(),
+            stamps: rows.iter().map(|(_, stamp)| *stamp).collect(),
+            tombstones: tombstones.iter().copied().collect(),
+        })
+    }
+
+    fn masked(masks: &RowSet) -> Vec<u32> {
+        masks.values().flatten().collect()
+    }
+
+    fn base_row(key: u32, offset: u64, stamp: i64) -> BaseMatch {
+        BaseMatch {
+            key,
+            address: offset,
+            stamp,
+        }
+    }
+
+    #[test]
+    fn the_newer_stamp_wins_on_either_side() {
+        let shards = [Uuid::from_u128(1), Uuid::from_u128(2)];
+        let keys = [table(&[("a", 5), ("b", 9)], &[]), table(&[("a", 7), ("b", 2)], &[])];
+        let matches = vec![
+            vec![base_row(0, 10, 6), base_row(1, 11, 20)],
+            vec![base_row(0, 10, 6), base_row(1, 11, 20)],
+        ];
+        let masks = compose(&shards, &keys, &matches).into_masks(&keys);
+        // a: the second generation (7) beats base (6) and the first (5).
+        // b: the base (20) beats both.
+        assert_eq!(masked(&masks.base), [10]);
+        assert_eq!(masked(&masks.sources[0]), [0, 1]);
+        assert_eq!(masked(&masks.sources[1]), [1]);
+    }
+
+    #[test]
+    fn ties_and_missing_stamps_go_to_the_later_source() {
+        let shards = [Uuid::from_u128(1), Uuid::from_u128(1)];
+        for stamp in [NO_STAMP, 4] {
+            let keys = [table(&[("a", stamp)], &[]), table(&[("a", stamp)], &[])];
+            let matches = vec![vec![base_row(0, 3, stamp)], vec![base_row(0, 3, stamp)]];
+            let masks = compose(&shards, &keys, &matches).into_masks(&keys);
+            assert_eq!(masked(&masks.base), [3]);
+            assert_eq!(masked(&masks.sources[0]), [0]);
+            assert!(masked(&masks.sources[1]).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_delete_covers_what_it_was_written_over_and_no_more() {
+        let same = [Uuid::from_u128(1), Uuid::from_u128(1)];
+        let keys = [table(&[("a", 5)], &[]), table(&[("a", NO_STAMP)], &[0])];
+        let none = vec![Vec::new(), Vec::new()];
+        let masks = compose(&same, &keys, &none).into_masks(&keys);
+        assert_eq!(masked(&masks.sources[0]), [0]);
+        assert_eq!(masked(&masks.sources[1]), [0]);
+        // Another shard's row is not the version it was written over.
+        let other = [Uuid::from_u128(1), Uuid::from_u128(2)];
+        let masks = compose(&other, &keys, &none).into_masks(&keys);
+        assert!(masked(&masks.sources[0]).is_empty());
+        // A base row is.
+        let keys = [table(&[("a", NO_STAMP)], &[0])];
+        let masks = compose(&same[..1], &keys, &[vec![base_row(0, 8, 3)]]).into_masks(&keys);
+        assert_eq!(masked(&masks.base), [8]);
+    }
+}

@@ -1,0 +1,31 @@
+//! What is on storage: the table, its leases, snapshots of it, and which row wins in them.
+
+mod clock;
+mod lease;
+mod location;
+pub(crate) mod masks;
+mod object_store;
+mod scan;
+mod snapshot;
+mod table;
+
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use arrow_array::types::TimestampMicrosecondType;
+
+pub(crate) use clock::StampClock;
+pub(crate) use lease::{LeaseKeeper, MAX_LANES, shard_of_slot};
+pub use location::Location;
+pub(crate) use object_store::store_params;
+pub(crate) use scan::{Batches, ScanSpec, conform, scan_dataset, scan_generation};
+pub(crate) use snapshot::{Generation, Snapshot, SnapshotCache};
+pub(crate) use table::{LanceTable, OpenRequest};
+
+/// The highest stamp of a column of stamps.
+pub(crate) fn highest_stamp(column: &arrow_array::ArrayRef) -> Option<i64> {
+    let stamps = column.as_primitive_opt::<TimestampMicrosecondType>()?;
+    if stamps.null_count() == stamps.len() {
+        return None;
+    }
+    arrow::compute::max(stamps)
+}

@@ -1,0 +1,139 @@
+//! Reading one dataset of a table, base or generation, as the table's rows.
+
+use std::sync::Arc;
+
+use arrow::compute::cast;
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow_schema::SchemaRef;
+use datafusion::common::Column;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::logical_expr::Expr;
+use datafusion::scalar::ScalarValue;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use lance::Dataset;
+use lance_table::format::Fragment;
+
+use super::Generation;
+use super::masks::{RowSet, allowed_rows};
+use crate::error::{Result, RolloutError};
+
+/// Batches of a scan.
+pub(crate) type Batches = BoxStream<'static, Result<RecordBatch>>;
+
+/// What to read of a dataset.
+#[derive(Debug, Clone)]
+pub(crate) struct ScanSpec {
+    /// The columns of the result.
+    pub(crate) columns: SchemaRef,
+    /// A condition over the table's columns, evaluated before the limit.
+    pub(crate) filter: Option<Expr>,
+    /// Most rows to return.
+    pub(crate) limit: Option<usize>,
+    /// Most rows of a batch.
+    pub(crate) batch_size: Option<usize>,
+}
+
+/// Reads the rows of `fragments` that are not masked.
+///
+/// # Errors
+/// The dataset cannot be read.
+pub(crate) async fn scan_dataset(
+    dataset: &Arc<Dataset>,
+    fragments: Vec<Fragment>,
+    masked: &RowSet,
+    spec: &ScanSpec,
+) -> Result<Batches> {
+    let context = || RolloutError::storage(format!("reading {}", dataset.uri()));
+    let mut scanner = dataset.scan();
+    let names: Vec<&str> = spec
+        .columns
+        .fields()
+        .iter()
+        .map(|field| field.name().as_str())
+        .filter(|name| dataset.schema().field(name).is_some())
+        .collect();
+    scanner.project(&names).map_err(context())?;
+    if names.is_empty() {
+        // Rows are counted by their addresses, which cost no reading.
+        scanner.with_row_address();
+    }
+    let allowed = allowed_rows(&fragments, masked);
+    scanner.with_fragments(fragments);
+    if let Some(allowed) = allowed {
+        scanner.with_physical_row_addr_prefilter(allowed);
+    }
+    if let Some(filter) = &spec.filter {
+        scanner.filter_expr(for_dataset(filter, dataset)?);
+    }
+    if let Some(limit) = spec.limit {
+        scanner
+            .limit(Some(limit as i64), None)
+            .map_err(context())?;
+    }
+    if let Some(rows) = spec.batch_size {
+        scanner.batch_size(rows);
+    }
+    let columns = spec.columns.clone();
+    let uri = dataset.uri().to_string();
+    let batches = scanner.try_into_stream().await.map_err(context())?;
+    Ok(batches
+        .map_err(move |error| RolloutError::storage(format!("reading {uri}"))(error))
+        .and_then(move |batch| futures::future::ready(conform(&batch, &columns)))
+        .boxed())
+}
+
+/// Reads the rows of a generation that are not masked, in the given columns.
+///
+/// # Errors
+/// The generation cannot be read.
+pub(crate) async fn scan_generation(
+    generation: &Generation,
+    masked: &RowSet,
+    columns: &SchemaRef,
+) -> Result<Batches> {
+    let spec = ScanSpec {
+        columns: columns.clone(),
+        filter: None,
+        limit: None,
+        batch_size: None,
+    };
+    let fragments = generation.dataset.fragments().as_ref().clone();
+    scan_dataset(&generation.dataset, fragments, masked, &spec).await
+}
+
+/// A batch in the columns asked for. What the source does not have is NULL.
+pub(crate) fn conform(batch: &RecordBatch, columns: &SchemaRef) -> Result<RecordBatch> {
+    let rows = batch.num_rows();
+    let arrays: Vec<ArrayRef> = columns
+        .fields()
+        .iter()
+        .map(|field| match batch.column_by_name(field.name()) {
+            Some(array) if array.data_type() == field.data_type() => Ok(array.clone()),
+            Some(array) => Ok(cast(array, field.data_type())?),
+            None => Ok(new_null_array(field.data_type(), rows)),
+        })
+        .collect::<Result<_>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    Ok(RecordBatch::try_new_with_options(
+        columns.clone(),
+        arrays,
+        &options,
+    )?)
+}
+
+/// The filter as this dataset can evaluate it: a column it does not have yet is NULL.
+fn for_dataset(filter: &Expr, dataset: &Dataset) -> Result<Expr> {
+    let known = filter.clone().transform(|expr| {
+        Ok(match expr {
+            Expr::Column(column) if dataset.schema().field(&column.name).is_none() => {
+                Transformed::yes(Expr::Literal(ScalarValue::Null, None))
+            }
+            Expr::Column(column) => {
+                Transformed::yes(Expr::Column(Column::new_unqualified(column.name)))
+            }
+            other => Transformed::no(other),
+        })
+    })?;
+    Ok(known.data)
+}

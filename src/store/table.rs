@@ -1,0 +1,426 @@
+//! A table on storage: the base dataset, its generations and its shards' manifests, all opened
+//! with one session and one set of store parameters.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow_array::RecordBatchIterator;
+use arrow_schema::Schema;
+use lance::Dataset;
+use lance::dataset::builder::DatasetBuilder;
+use lance::dataset::mem_wal::util::{
+    bit_reversed_filename, shard_manifest_path,
+};
+use lance::dataset::mem_wal::{DatasetMemWalExt, ShardManifestStore};
+use lance::dataset::{WriteMode, WriteParams};
+use lance::session::Session;
+use lance_index::mem_wal::MemWalIndexDetails;
+use lance_io::object_store::{ObjectStore, ObjectStoreParams};
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use parking_lot::RwLock;
+use uuid::Uuid;
+
+use super::clock::StampClock;
+use super::location::Location;
+use super::object_store::{install_local_store, probe_put_if_absent};
+use crate::error::{Result, RolloutError};
+use crate::schema::{DEFAULTS_METADATA, TableSchema, render_defaults};
+
+/// Lance's own memtable limits. Replay refuses entries written under larger ones, so no writer
+/// goes below what the table records, and the table never records less than these.
+const MIN_MEMTABLE_ROWS: usize = 100_000;
+const MIN_MEMTABLE_BATCHES: usize = 8_000;
+
+/// HEAD requests sent at once while looking for a shard's newest manifest.
+const MANIFEST_SCAN_BATCH: usize = 2;
+
+/// How a table is opened.
+#[derive(Debug)]
+pub(crate) struct OpenRequest {
+    pub(crate) location: Location,
+    pub(crate) session: Arc<Session>,
+    pub(crate) params: ObjectStoreParams,
+    pub(crate) local_fsync: bool,
+    /// The schema of a CREATE statement with columns; none takes what is stored, or the rollout
+    /// schema for a new table.
+    pub(crate) declared: Option<TableSchema>,
+    pub(crate) create: bool,
+    pub(crate) read_only: bool,
+}
+
+/// An open table.
+#[derive(Debug)]
+pub(crate) struct LanceTable {
+    location: Location,
+    session: Arc<Session>,
+    params: ObjectStoreParams,
+    object_store: Arc<ObjectStore>,
+    base_path: Path,
+    schema: RwLock<Arc<TableSchema>>,
+    base: RwLock<Arc<Dataset>>,
+    memtable_limits: MemtableLimits,
+    clock: StampClock,
+    read_only: bool,
+}
+
+/// The memtable limits every writer of the table keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemtableLimits {
+    pub(crate) rows: usize,
+    pub(crate) batches: usize,
+}
+
+impl MemtableLimits {
+    fn recorded_in(details: &MemWalIndexDetails) -> Self {
+        let read = |key: &str, least: usize| {
+            details
+                .writer_config_defaults
+                .get(key)
+                .and_then(|value| value.parse().ok())
+                .unwrap_or(least)
+                .max(least)
+        };
+        Self {
+            rows: read("max_memtable_rows", MIN_MEMTABLE_ROWS),
+            batches: read("max_memtable_batches", MIN_MEMTABLE_BATCHES),
+        }
+    }
+}
+
+impl LanceTable {
+    /// Opens the table, or makes it when nothing is there and the request allows it.
+    ///
+    /// # Errors
+    /// No table and `create` is off; something else is there; a declared schema that differs; a
+    /// store without put-if-absent; storage that cannot be reached.
+    pub(crate) async fn open_or_create(request: OpenRequest) -> Result<Self> {
+        if request.location.is_local() {
+            install_local_store(&request.session, request.local_fsync);
+        }
+        let mut base = match load(&request).await {
+            Ok(base) => base,
+            Err(lance::Error::DatasetNotFound { .. } | lance::Error::NotFound { .. }) => {
+                create(&request).await?
+            }
+            Err(source) => {
+                return Err(RolloutError::Storage {
+                    context: format!("opening the table at {}", request.location),
+                    source,
+                });
+            }
+        };
+        let arrow: Schema = base.schema().into();
+        let schema = TableSchema::stored_in(&arrow)
+            .map_err(|error| RolloutError::invalid(format!("{}: {error}", request.location)))?;
+        if let Some(declared) = &request.declared
+            && let Some(difference) = schema.difference_from(declared)
+        {
+            return Err(RolloutError::invalid(format!(
+                "the table at {} differs from the declared columns: {difference}. Leave the column \
+                 list out to take what is stored",
+                request.location
+            )));
+        }
+        let details = initialized(&request, &mut base).await?;
+        let object_store = base
+            .object_store(None)
+            .await
+            .map_err(RolloutError::storage("opening the object store"))?;
+        let base_path = base.branch_location().path;
+        let wrapped = request.params.object_store_wrapper.is_some();
+        if !request.read_only && (wrapped || !request.location.is_local()) {
+            probe_put_if_absent(&object_store, &base_path).await?;
+        }
+        Ok(Self {
+            location: request.location,
+            session: request.session,
+            params: request.params,
+            object_store,
+            base_path,
+            schema: RwLock::new(Arc::new(schema)),
+            base: RwLock::new(Arc::new(base)),
+            memtable_limits: MemtableLimits::recorded_in(&details),
+            clock: StampClock::default(),
+            read_only: request.read_only,
+        })
+    }
+
+    pub(crate) fn location(&self) -> &Location {
+        &self.location
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(crate) fn schema(&self) -> Arc<TableSchema> {
+        self.schema.read().clone()
+    }
+
+    pub(crate) fn object_store(&self) -> &Arc<ObjectStore> {
+        &self.object_store
+    }
+
+    /// The table's folder within the object store.
+    pub(crate) fn base_path(&self) -> &Path {
+        &self.base_path
+    }
+
+    pub(crate) fn memtable_limits(&self) -> MemtableLimits {
+        self.memtable_limits
+    }
+
+    pub(crate) fn clock(&self) -> &StampClock {
+        &self.clock
+    }
+
+    pub(crate) fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The newest base version this process knows.
+    pub(crate) fn base(&self) -> Arc<Dataset> {
+        self.base.read().clone()
+    }
+
+    /// Takes note of a base version, unless a newer one is known.
+    pub(crate) fn advance_base(&self, base: Arc<Dataset>) -> Arc<Dataset> {
+        let mut known = self.base.write();
+        if base.version().version > known.version().version {
+            *known = base;
+        }
+        known.clone()
+    }
+
+    /// Looks for the newest base version on storage.
+    ///
+    /// # Errors
+    /// Storage that cannot be reached.
+    pub(crate) async fn refresh_base(&self) -> Result<Arc<Dataset>> {
+        let known = self.base();
+        let newest = known
+            .latest_version_id()
+            .await
+            .map_err(self.context("looking for the newest base version"))?;
+        if newest == known.version().version {
+            return Ok(known);
+        }
+        let mut base = known.as_ref().clone();
+        base.checkout_latest()
+            .await
+            .map_err(self.context("reading the newest base version"))?;
+        Ok(self.advance_base(Arc::new(base)))
+    }
+
+    /// The merge progress recorded in a base version: per shard, the last generation it holds.
+    ///
+    /// # Errors
+    /// The MemWAL index of the base cannot be read.
+    pub(crate) async fn merge_progress(&self, base: &Dataset) -> Result<HashMap<Uuid, u64>> {
+        let details = base
+            .mem_wal_index_details()
+            .await
+            .map_err(self.context("reading the merge progress"))?
+            .unwrap_or_default();
+        Ok(details
+            .compacted_sstables
+            .into_iter()
+            .map(|done| (done.shard_id, done.generation))
+            .collect())
+    }
+
+    /// The ids of all shards that have left anything on storage.
+    ///
+    /// # Errors
+    /// Storage that cannot be reached.
+    pub(crate) async fn list_shards(&self) -> Result<Vec<Uuid>> {
+        self.base()
+            .list_mem_wal_latest_shard_ids()
+            .await
+            .map_err(self.context("listing the shards"))
+    }
+
+    /// A fresh view of a shard's manifests. A shard this process writes has its own store, the
+    /// writer's: commits to it go through that one.
+    pub(crate) fn manifest_store(&self, shard: Uuid) -> ShardManifestStore {
+        ShardManifestStore::new(
+            self.object_store.clone(),
+            &self.base_path,
+            shard,
+            MANIFEST_SCAN_BATCH,
+        )
+    }
+
+    /// Whether a shard has a manifest of this version.
+    ///
+    /// # Errors
+    /// Storage that cannot be reached.
+    pub(crate) async fn manifest_exists(&self, shard: &Uuid, version: u64) -> Result<bool> {
+        let path = shard_manifest_path(&self.base_path, shard)
+            .join(bit_reversed_filename(version, "binpb").as_str());
+        match self.object_store.inner.head(&path).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(self.context(format!("looking at {path}"))(error.into())),
+        }
+    }
+
+    /// Opens a flushed generation.
+    ///
+    /// # Errors
+    /// The generation cannot be read, naming it.
+    pub(crate) async fn open_generation(&self, shard: Uuid, folder: &str) -> Result<Dataset> {
+        let uri = format!("{}/_mem_wal/{shard}/{folder}", self.location.uri());
+        DatasetBuilder::from_uri(&uri)
+            .with_session(self.session.clone())
+            .with_store_params(self.params.clone())
+            .load()
+            .await
+            .map_err(self.context(format!("opening generation {folder} of shard {shard}")))
+    }
+
+    /// How the session and store parameters are given to Lance's writers.
+    pub(crate) fn write_params(&self, mode: WriteMode) -> WriteParams {
+        WriteParams {
+            mode,
+            session: Some(self.session.clone()),
+            store_params: Some(self.params.clone()),
+            skip_auto_cleanup: true,
+            ..Default::default()
+        }
+    }
+
+    /// Wraps a storage error with what was being done, and on which table.
+    pub(crate) fn context(
+        &self,
+        doing: impl Into<String>,
+    ) -> Box<dyn FnOnce(lance::Error) -> RolloutError + Send> {
+        let context = format!("{} ({})", self.location, doing.into());
+        Box::new(move |source| RolloutError::Storage { context, source })
+    }
+}
+
+async fn load(request: &OpenRequest) -> lance::Result<Dataset> {
+    DatasetBuilder::from_uri(request.location.uri())
+        .with_session(request.session.clone())
+        .with_store_params(request.params.clone())
+        .load()
+        .await
+}
+
+async fn create(request: &OpenRequest) -> Result<Dataset> {
+    let location = &request.location;
+    if request.read_only || !request.create {
+        return Err(RolloutError::invalid(format!(
+            "there is no rollouts table at {location}, and this statement may not create one \
+             (options 'rollout.create' and 'rollout.read_only')"
+        )));
+    }
+    if let Some(path) = location.local_path() {
+        refuse_foreign_folder(path)?;
+        std::fs::create_dir_all(path).map_err(|error| {
+            RolloutError::invalid(format!("LOCATION {location} cannot be written: {error}"))
+        })?;
+    }
+    let (schema, metadata) = match &request.declared {
+        Some(declared) => (
+            declared.clone(),
+            HashMap::from([(
+                DEFAULTS_METADATA.to_string(),
+                render_defaults(declared.defaults())?,
+            )]),
+        ),
+        None => (TableSchema::rollouts(), HashMap::new()),
+    };
+    let stored = Arc::new(Schema::new_with_metadata(
+        schema.stored().fields().clone(),
+        metadata,
+    ));
+    let empty = RecordBatchIterator::new(std::iter::empty(), stored);
+    let params = WriteParams {
+        mode: WriteMode::Create,
+        session: Some(request.session.clone()),
+        store_params: Some(request.params.clone()),
+        ..Default::default()
+    };
+    match Dataset::write(empty, location.uri(), Some(params)).await {
+        Ok(base) => Ok(base),
+        // Another first writer was faster: its table is ours too.
+        Err(first) => match load(request).await {
+            Ok(base) => Ok(base),
+            Err(_) => Err(RolloutError::Storage {
+                context: format!("creating the table at {location}"),
+                source: first,
+            }),
+        },
+    }
+}
+
+/// A folder that holds something else is not made into a table by a slip of the pen.
+fn refuse_foreign_folder(path: &std::path::Path) -> Result<()> {
+    let foreign = std::fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name())
+        // What a first writer that was interrupted, or runs right now, leaves.
+        .find(|name| !name.to_string_lossy().starts_with('_') && name != "data");
+    match foreign {
+        Some(name) => Err(RolloutError::invalid(format!(
+            "LOCATION {} is not a rollouts table and not empty (it holds '{}'): use a new or empty \
+             folder",
+            path.display(),
+            name.to_string_lossy()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The table's MemWAL details; sets MemWAL up where it is missing.
+async fn initialized(request: &OpenRequest, base: &mut Dataset) -> Result<MemWalIndexDetails> {
+    let location = &request.location;
+    let reading = || format!("reading the write-ahead log's settings of {location}");
+    if let Some(details) = base
+        .mem_wal_index_details()
+        .await
+        .map_err(RolloutError::storage(reading()))?
+    {
+        return Ok(details);
+    }
+    if request.read_only {
+        return Ok(MemWalIndexDetails::default());
+    }
+    if !request.create {
+        return Err(RolloutError::invalid(format!(
+            "the Lance table at {location} has no write-ahead log yet, and this statement may not \
+             set one up (option 'rollout.create')"
+        )));
+    }
+    let set_up = base
+        .initialize_mem_wal()
+        .maintained_indexes(Vec::<String>::new())
+        .add_writer_config_default("max_memtable_rows", MIN_MEMTABLE_ROWS.to_string())
+        .add_writer_config_default("max_memtable_batches", MIN_MEMTABLE_BATCHES.to_string())
+        .execute()
+        .await;
+    // Whoever was first set it up for all: only what is there afterwards counts.
+    base.checkout_latest()
+        .await
+        .map_err(RolloutError::storage(reading()))?;
+    match (
+        base.mem_wal_index_details()
+            .await
+            .map_err(RolloutError::storage(reading()))?,
+        set_up,
+    ) {
+        (Some(details), _) => Ok(details),
+        (None, Err(source)) => Err(RolloutError::Storage {
+            context: format!("setting up the write-ahead log of {location}"),
+            source,
+        }),
+        (None, Ok(())) => Err(RolloutError::Conflict(format!(
+            "the table at {location} was replaced while it was being opened"
+        ))),
+    }
+}

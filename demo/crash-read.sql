@@ -1,3 +1,2 @@
--- The next process under the same shard name replays the write-ahead log of the killed one.
-SELECT * FROM rollout_flush('rollouts');
+-- A process that started since, under the same shard name, has replayed the killed one's log and flushed it.
 SELECT id, content FROM rollouts WHERE dataset = 'crash' ORDER BY id;

@@ -5,7 +5,7 @@ INSERT INTO rollouts (id, problem_id, dataset, policy_step, policy_version, prob
                       model_input_string, model_output_string, input_tokens, output_tokens,
                       num_input_tokens, num_output_tokens, output_logprobs, reward, include_in_training)
 SELECT concat('demo/', step, '/', task, '/', sample), concat('multiply/', task), 'multiply', step,
-       concat('step-', step), prompt, completion, prompt, completion, prompt_ids, completion_ids,
+       concat('step-', step), prompt, completion, prompt AS input, completion AS output, prompt_ids, completion_ids,
        array_length(prompt_ids), array_length(completion_ids), logprobs, score, true
 FROM dump;
 

@@ -80,6 +80,7 @@ mkfifo "$dir/statements"
 "$rollouts" --quiet --data-path "$dir" --rollout-shard-id demo-crash --rollout-flush-interval-secs 0 \
     <"$dir/statements" >"$answer" &
 victim=$!
+count_crashed="SELECT count(*) FROM rollouts WHERE dataset = 'crash'"
 exec 3>"$dir/statements"
 cat "$here/table.sql" "$here/crash-write.sql" >&3
 until grep -q acknowledged "$answer"; do
@@ -91,7 +92,13 @@ wait "$victim" 2>/dev/null || true
 exec 3>&-
 rm -f "$answer" "$dir/statements"
 printf '\nThe process was killed after its INSERT was acknowledged.\n'
-show crash-read.sql --rollout-shard-id demo-crash
+tries=0
+until [ "$(session --rollout-shard-id demo-crash --format csv --command "$count_crashed" | tail -n 1)" = 2 ]; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 100 ] || { echo "the killed session's rows did not come back" >&2; exit 1; }
+    sleep 0.2
+done
+show crash-read.sql
 
 title "An id inserted twice is read once"
 show same-id.sql

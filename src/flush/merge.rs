@@ -278,3 +278,6 @@ pub(crate) async fn delete_losers(
     }
     Ok((updated, removed))
 }
+
+#[cfg(test)]
+mod tests;

@@ -260,15 +260,16 @@ impl Lane {
         let Some(writer) = self.slot.write().take() else {
             return Ok(());
         };
-        let unflushed = unflushed_rows(&writer).await;
+        let held = unflushed(&writer).await;
         writer
             .abort()
             .await
             .map_err(self.table.context("closing a shard's writer"))?;
-        if unflushed > 0 {
+        if held.rows > 0 {
             return Err(RolloutError::Conflict(format!(
-                "{unflushed} rows of shard {} are durable but not flushed: they are replayed when \
+                "{} rows of shard {} are durable but not flushed: they are replayed when \
                  the table is next opened for writing",
+                held.rows,
                 writer.shard_id()
             )));
         }
@@ -323,21 +324,15 @@ async fn observe_stamps(table: &LanceTable, writer: &ShardWriter) {
 
 /// Freezes and flushes what a writer holds.
 pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Result<FlushReport> {
-    let rows = unflushed_rows(writer).await;
-    if rows == 0 {
+    let held = unflushed(writer).await;
+    if held.rows == 0 {
         return Ok(FlushReport::default());
     }
-    let frozen_before = writer
-        .memtable_stats()
-        .await
-        .map(|stats| stats.frozen_count)
-        .unwrap_or(0);
     let shard = writer.shard_id();
     let fence = writer
         .force_freeze_active()
         .await
         .map_err(table.context(format!("freezing shard {shard}")))?;
-    let generations = frozen_before + usize::from(fence.frozen_generation().is_some());
     match tokio::time::timeout(FLUSH_PATIENCE, fence.wait()).await {
         Ok(done) => done.map_err(table.context(format!("flushing shard {shard}")))?,
         Err(_) => {
@@ -349,20 +344,46 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
         }
     }
     Ok(FlushReport {
-        generations,
-        rows,
+        generations: held.memtables,
+        rows: held.rows,
     })
 }
 
-/// Rows a writer holds in memory, active and frozen.
-pub(super) async fn unflushed_rows(writer: &Resident) -> u64 {
-    match writer.in_memory_memtable_refs().await {
-        Ok(memtables) => {
-            let frozen: usize = memtables.frozen.iter().map(|m| m.batch_store.total_rows()).sum();
-            (frozen + memtables.active.batch_store.total_rows()) as u64
-        }
-        // Broken writers do not tell; saying "some" makes a flush look closer.
-        Err(_) => 1,
+/// What a writer holds that is in no generation yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unflushed {
+    pub(super) memtables: usize,
+    pub(super) rows: u64,
+}
+
+/// Looks at what a writer holds. A broken writer does not tell: it counts as holding something, so
+/// that a flush looks closer.
+pub(super) async fn unflushed(writer: &Resident) -> Unflushed {
+    let Ok(memtables) = writer.in_memory_memtable_refs().await else {
+        return Unflushed {
+            memtables: 1,
+            rows: 1,
+        };
+    };
+    // A flush tells its waiters a moment before its memtable is let go.
+    let flushed_below = match memtables.frozen.is_empty() {
+        true => 0,
+        false => match writer.manifest().await {
+            Ok(Some(manifest)) => manifest.current_generation,
+            _ => 0,
+        },
+    };
+    let rows: Vec<usize> = memtables
+        .frozen
+        .iter()
+        .filter(|memtable| memtable.generation >= flushed_below)
+        .chain([&memtables.active])
+        .map(|memtable| memtable.batch_store.total_rows())
+        .filter(|rows| *rows > 0)
+        .collect();
+    Unflushed {
+        memtables: rows.len(),
+        rows: rows.iter().sum::<usize>() as u64,
     }
 }
 

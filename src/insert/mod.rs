@@ -240,7 +240,7 @@ impl InsertPath {
     pub(crate) async fn has_unflushed(&self) -> bool {
         for lane in &self.lanes {
             if let Some(writer) = lane.open_writer()
-                && lane::unflushed_rows(&writer).await > 0
+                && lane::unflushed(&writer).await.rows > 0
             {
                 return true;
             }

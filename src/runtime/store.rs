@@ -137,6 +137,11 @@ impl RolloutStore {
         self.maintenance.merge_now().await
     }
 
+    #[cfg(test)]
+    pub(crate) fn keys(&self) -> &KeyCache {
+        &self.keys
+    }
+
     pub(crate) fn table(&self) -> &Arc<LanceTable> {
         &self.table
     }

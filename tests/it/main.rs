@@ -1,1 +1,8 @@
-//! Integration tests: public API only.
+//! Integration tests: the public API only, one binary.
+
+mod basics;
+mod common;
+mod merging;
+mod real_input;
+mod sharing;
+mod writers;

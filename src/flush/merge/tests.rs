@@ -1,0 +1,201 @@
+//! Merges prepared at once, and merges prepared too early.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use datafusion::prelude::SessionContext;
+use lance::index::DatasetIndexExt;
+use lance_index::IndexType;
+use lance_index::scalar::ScalarIndexParams;
+
+use super::*;
+use crate::options::{RuntimeSettings, TableOptions};
+use crate::runtime::RolloutStore;
+use crate::{RolloutRuntime, RolloutSessionExt, RolloutTableProvider};
+
+struct Process {
+    ctx: SessionContext,
+    store: Arc<RolloutStore>,
+}
+
+impl Process {
+    async fn open(folder: &Path) -> Self {
+        let settings = RuntimeSettings {
+            flush_interval: Duration::ZERO,
+            merge_after_generations: 0,
+            merge_max_age: Duration::ZERO,
+            ..Default::default()
+        };
+        let runtime = RolloutRuntime::builder()
+            .with_settings(settings)
+            .build()
+            .expect("builds");
+        let ctx = SessionContext::new();
+        ctx.register_rollouts(&runtime).expect("registers");
+        let place = folder.display().to_string();
+        let options = TableOptions::default();
+        let store = RolloutTableProvider::register(&ctx, "rollouts", &place, options)
+            .await
+            .expect("opens");
+        Self { ctx, store }
+    }
+
+    async fn write(&self, id: &str) {
+        let insert = format!("INSERT INTO rollouts (id) VALUES ('{id}')");
+        let plan = self.ctx.sql(&insert).await.expect("plans");
+        plan.collect().await.expect("inserts");
+        self.store.flush().await.expect("flushes");
+    }
+
+    async fn snapshot(&self) -> Arc<crate::store::Snapshot> {
+        self.store
+            .snapshot(Duration::ZERO, &HashMap::new())
+            .await
+            .expect("snapshot")
+    }
+
+    /// A merge of everything that waits in one shard, not committed.
+    async fn prepare_shard(&self, shard: usize) -> PreparedMerge {
+        let snapshot = self.snapshot().await;
+        let mut shards: Vec<_> = snapshot.generations.iter().map(|g| g.shard).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        let taken: Vec<_> = snapshot
+            .generations
+            .iter()
+            .filter(|generation| generation.shard == shards[shard])
+            .cloned()
+            .collect();
+        prepare(self.store.table(), self.store.keys(), &snapshot.base, &taken)
+            .await
+            .expect("prepares")
+    }
+
+    async fn commit(&self, prepared: &PreparedMerge) -> bool {
+        let committed = commit(self.store.table(), prepared).await.expect("answers");
+        matches!(committed, Committed::Done(_))
+    }
+
+    /// How many rows of the base have this id.
+    async fn in_base(&self, id: &str) -> usize {
+        let base = self.store.table().refresh_base().await.expect("base");
+        base.count_rows(Some(format!("id = '{id}'")))
+            .await
+            .expect("counts")
+    }
+
+    /// An index on the base's ids, which turns Lance's own tracking of inserted keys off.
+    async fn index_ids(&self) {
+        let mut base = self.store.table().refresh_base().await.expect("base").as_ref().clone();
+        let params = ScalarIndexParams::default();
+        base.create_index(&["id"], IndexType::BTree, None, &params, true)
+            .await
+            .expect("indexes");
+    }
+}
+
+async fn two_processes_with_one_new_id(folder: &Path) -> (Process, Process) {
+    let a = Process::open(folder).await;
+    let b = Process::open(folder).await;
+    a.write("seed").await;
+    a.store.merge().await.expect("merges");
+    a.index_ids().await;
+    a.write("x").await;
+    b.write("x").await;
+    (a, b)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_prepared_merges_of_one_new_id_the_second_is_refused_and_redone() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (a, b) = two_processes_with_one_new_id(folder.path()).await;
+    let first = a.prepare_shard(0).await;
+    let second = b.prepare_shard(1).await;
+    assert_eq!((first.rows_inserted, second.rows_inserted), (1, 1));
+    assert!(a.commit(&first).await);
+    assert!(!b.commit(&second).await, "the same new id may not go in twice");
+    b.store.merge().await.expect("works it out again");
+    assert_eq!(b.in_base("x").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_set_of_inserted_keys_the_id_would_be_there_twice() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (a, b) = two_processes_with_one_new_id(folder.path()).await;
+    let mut prepared = [a.prepare_shard(0).await, b.prepare_shard(1).await];
+    for merge in &mut prepared {
+        if let Operation::Update {
+            inserted_rows_filter,
+            ..
+        } = &mut merge.transaction.operation
+        {
+            *inserted_rows_filter = None;
+        }
+    }
+    assert!(a.commit(&prepared[0]).await);
+    assert!(b.commit(&prepared[1]).await);
+    assert_eq!(a.in_base("x").await, 2, "this is what the filter is for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_prepared_merges_of_one_replaced_row_the_second_is_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let a = Process::open(folder.path()).await;
+    let b = Process::open(folder.path()).await;
+    a.write("x").await;
+    a.store.merge().await.expect("merges");
+    a.write("x").await;
+    b.write("x").await;
+    let (first, second) = (a.prepare_shard(0).await, b.prepare_shard(1).await);
+    assert_eq!((first.rows_replaced, second.rows_replaced), (1, 1));
+    assert!(a.commit(&first).await);
+    assert!(!b.commit(&second).await);
+    b.store.merge().await.expect("works it out again");
+    assert_eq!(b.in_base("x").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_that_came_too_late_brings_nothing_back() {
+    let folder = tempfile::tempdir().expect("folder");
+    let a = Process::open(folder.path()).await;
+    let b = Process::open(folder.path()).await;
+    a.write("x").await;
+    let stale = b.prepare_shard(0).await;
+    a.store.merge().await.expect("merges");
+    let mut base = a.store.table().refresh_base().await.expect("base").as_ref().clone();
+    base.delete("id = 'x'").await.expect("deletes");
+    assert!(!b.commit(&stale).await, "its generation is merged already");
+    b.store.merge().await.expect("nothing to do");
+    assert_eq!(b.in_base("x").await, 0);
+    // A later merge of the same shard that still holds the old generation is refused as well.
+    a.write("y").await;
+    let base = b.store.table().refresh_base().await.expect("base");
+    assert_eq!(base.count_rows(None).await.expect("counts"), 0);
+    b.store.merge().await.expect("merges y");
+    assert_eq!((b.in_base("x").await, b.in_base("y").await), (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_merge_that_reaches_further_is_refused_too() {
+    let folder = tempfile::tempdir().expect("folder");
+    let a = Process::open(folder.path()).await;
+    let b = Process::open(folder.path()).await;
+    a.write("x").await;
+    a.write("y").await;
+    let both = b.prepare_shard(0).await;
+    assert_eq!(both.generations, 2);
+    // Only the first generation is merged, then its row is deleted.
+    let snapshot = a.snapshot().await;
+    let first = prepare(a.store.table(), a.store.keys(), &snapshot.base, &snapshot.generations[..1])
+        .await
+        .expect("prepares");
+    assert!(a.commit(&first).await);
+    let mut base = a.store.table().refresh_base().await.expect("base").as_ref().clone();
+    base.delete("id = 'x'").await.expect("deletes");
+    // Its progress would grow, so only the keys it inserts tell that it is stale.
+    assert!(!b.commit(&both).await);
+    b.store.merge().await.expect("works it out again");
+    assert_eq!((b.in_base("x").await, b.in_base("y").await), (0, 1));
+}

@@ -1,0 +1,119 @@
+//! Insert, flush, read.
+
+use crate::common::{Process, quiet};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_durable_row_is_not_visible_until_a_flush() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    process.insert("a", 1.0).await;
+    assert_eq!(process.count().await, 0);
+    process.latest().await;
+    assert_eq!(process.count().await, 1);
+    process.sql("SET rollout.freshness = 'flushed'").await;
+    assert_eq!(process.flush().await, 1);
+    assert_eq!(process.count().await, 1);
+    assert_eq!(
+        process
+            .rows("SELECT id, rollout_id, problem_id, role, sequence_order, reward FROM rollouts")
+            .await,
+        ["a|a|p|assistant|0|1.0"]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_without_writes_makes_no_generation() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    assert_eq!(process.flush().await, 0);
+    process.insert("a", 1.0).await;
+    process.flush().await;
+    process.flush().await;
+    let waiting = "SELECT count(*) FROM rollout_generations('rollouts')";
+    assert_eq!(process.number(waiting).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_input_reports_zero() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    let inserted = process
+        .number("INSERT INTO rollouts (id) SELECT 'x' WHERE false")
+        .await;
+    assert_eq!(inserted, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_version_alone_is_judged() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    process.insert("a", 0.0).await;
+    process.insert("b", 0.0).await;
+    process.insert("a", 1.0).await;
+    process.latest().await;
+    let old = "SELECT id FROM rollouts WHERE reward = 0";
+    assert_eq!(process.rows(old).await, ["b"], "both in the memtable");
+    process.flush().await;
+    assert_eq!(process.rows(old).await, ["b"], "in one generation");
+    process.insert("b", 1.0).await;
+    assert!(process.rows(old).await.is_empty(), "memtable over generation");
+    process.flush().await;
+    assert!(process.rows(old).await.is_empty(), "two generations");
+    process.merge().await;
+    assert!(process.rows(old).await.is_empty(), "base");
+    process.insert("a", 5.0).await;
+    process.flush().await;
+    assert_eq!(
+        process.rows("SELECT id FROM rollouts WHERE reward < 5").await,
+        ["b"],
+        "generation over base"
+    );
+    assert_eq!(process.count().await, 2);
+    assert_eq!(process.rows("SELECT id FROM rollouts LIMIT 2").await.len(), 2);
+    assert_eq!(
+        process.rows("SELECT id FROM rollouts LIMIT 1 OFFSET 1").await.len(),
+        1
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_process_reads_what_was_flushed() {
+    let folder = tempfile::tempdir().expect("folder");
+    let first = Process::open(folder.path(), quiet()).await;
+    let second = Process::open(folder.path(), quiet()).await;
+    first.insert("a", 1.0).await;
+    assert_eq!(second.count().await, 0);
+    first.shutdown().await;
+    assert_eq!(second.count().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_table_is_flushed_and_keeps_its_data() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    process.insert("a", 1.0).await;
+    process.sql("DROP TABLE rollouts").await;
+    // The next opener of the place waits for the close, which flushes.
+    process.create(folder.path()).await;
+    assert_eq!(process.count().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_was_deleted_starts_anew() {
+    let folder = tempfile::tempdir().expect("folder");
+    let place = folder.path().join("t");
+    let process = Process::open(&place, quiet()).await;
+    process.insert("old", 1.0).await;
+    process.flush().await;
+    process.merge().await;
+    assert_eq!(process.count().await, 1);
+    process.sql("DROP TABLE rollouts").await;
+    process.shutdown().await;
+    std::fs::remove_dir_all(&place).expect("deletes");
+    process.create(&place).await;
+    assert_eq!(process.count().await, 0);
+    process.insert("new", 1.0).await;
+    process.flush().await;
+    process.merge().await;
+    assert_eq!(process.rows("SELECT id FROM rollouts").await, ["new"]);
+}

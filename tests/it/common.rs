@@ -1,0 +1,171 @@
+//! What the tests share: a runtime on a folder, SQL in and rows out.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use datafusion::error::Result;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion_rollouts::{
+    RolloutRuntime, RolloutSessionExt, RolloutStore, RolloutTableProvider, RuntimeSettings,
+    TableOptions,
+};
+
+/// Settings of a test: nothing happens unless asked for.
+pub fn quiet() -> RuntimeSettings {
+    RuntimeSettings {
+        flush_interval: std::time::Duration::ZERO,
+        merge_after_generations: 0,
+        merge_after_bytes: 0,
+        merge_max_age: std::time::Duration::ZERO,
+        cache_bytes: 256 << 20,
+        ..Default::default()
+    }
+}
+
+/// One process's worth: a runtime and a session on it.
+pub struct Process {
+    pub runtime: RolloutRuntime,
+    pub ctx: SessionContext,
+}
+
+impl Process {
+    pub fn new(settings: RuntimeSettings) -> Self {
+        let runtime = RolloutRuntime::builder()
+            .with_settings(settings)
+            .build()
+            .expect("valid settings");
+        Self::on(runtime)
+    }
+
+    pub fn on(runtime: RolloutRuntime) -> Self {
+        let config = SessionConfig::new()
+            .with_information_schema(true)
+            .with_target_partitions(2);
+        let ctx = SessionContext::new_with_config(config);
+        ctx.register_rollouts(&runtime).expect("registers");
+        Self { runtime, ctx }
+    }
+
+    /// A process with the table `rollouts` open in `folder`.
+    pub async fn open(folder: &Path, settings: RuntimeSettings) -> Self {
+        let process = Self::new(settings);
+        process.create(folder).await;
+        process
+    }
+
+    pub async fn create(&self, folder: &Path) -> Arc<RolloutStore> {
+        let store = RolloutTableProvider::register(
+            &self.ctx,
+            "rollouts",
+            &folder.display().to_string(),
+            TableOptions::default(),
+        )
+        .await
+        .expect("opens");
+        self.sql("SET rollout.snapshot_max_age_ms = 0").await;
+        store
+    }
+
+    pub async fn try_sql(&self, sql: &str) -> Result<Vec<RecordBatch>> {
+        self.ctx.sql(sql).await?.collect().await
+    }
+
+    pub async fn sql(&self, sql: &str) -> Vec<RecordBatch> {
+        self.try_sql(sql)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The first column of the first row as a number.
+    pub async fn number(&self, sql: &str) -> i64 {
+        let batches = self.sql(sql).await;
+        let batch = batches.iter().find(|b| b.num_rows() > 0).expect("a row");
+        let column = arrow::compute::cast(batch.column(0), &arrow_schema::DataType::Int64)
+            .expect("a number");
+        column.as_primitive::<arrow::datatypes::Int64Type>().value(0)
+    }
+
+    /// All rows of a query as text, columns joined by '|', sorted.
+    pub async fn rows(&self, sql: &str) -> Vec<String> {
+        let mut rows = Vec::new();
+        for batch in self.sql(sql).await {
+            let columns: Vec<_> = batch
+                .columns()
+                .iter()
+                .map(|column| {
+                    arrow::compute::cast(column, &arrow_schema::DataType::Utf8).expect("text")
+                })
+                .collect();
+            for row in 0..batch.num_rows() {
+                let values: Vec<_> = columns
+                    .iter()
+                    .map(|column| {
+                        let column = column.as_string::<i32>();
+                        match arrow_array::Array::is_null(column, row) {
+                            true => "NULL",
+                            false => column.value(row),
+                        }
+                    })
+                    .collect();
+                rows.push(values.join("|"));
+            }
+        }
+        rows.sort();
+        rows
+    }
+
+    pub async fn insert(&self, id: &str, reward: f32) {
+        self.sql(&format!(
+            "INSERT INTO rollouts (id, problem_id, reward) VALUES ('{id}', 'p', {reward})"
+        ))
+        .await;
+    }
+
+    pub async fn flush(&self) -> i64 {
+        self.number("SELECT rows_flushed FROM rollout_flush('rollouts')")
+            .await
+    }
+
+    pub async fn merge(&self) -> i64 {
+        self.number("SELECT generations_merged FROM rollout_merge('rollouts')")
+            .await
+    }
+
+    pub async fn count(&self) -> i64 {
+        self.number("SELECT count(*) FROM rollouts").await
+    }
+
+    pub async fn latest(&self) {
+        self.sql("SET rollout.freshness = 'latest'").await;
+    }
+
+    pub async fn shutdown(&self) {
+        self.runtime.shutdown().await.expect("shuts down");
+    }
+}
+
+/// The base table, read by plain Lance: ids, sorted.
+pub async fn base_ids(folder: &Path) -> Vec<String> {
+    use futures::TryStreamExt;
+    let base = lance::Dataset::open(&folder.display().to_string())
+        .await
+        .expect("a Lance table");
+    let mut scan = base.scan();
+    scan.project(&["id"]).expect("an id");
+    let batches: Vec<RecordBatch> = scan
+        .try_into_stream()
+        .await
+        .expect("reads")
+        .try_collect()
+        .await
+        .expect("reads");
+    let mut ids: Vec<String> = batches
+        .iter()
+        .flat_map(|batch| batch.column(0).as_string::<i32>().iter())
+        .map(|id| id.expect("an id").to_string())
+        .collect();
+    ids.sort();
+    ids
+}

@@ -1,0 +1,226 @@
+//! Many writers: in one process, in several, dead and alive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use datafusion_rollouts::RuntimeSettings;
+use lance::dataset::mem_wal::{DatasetMemWalExt, ShardWriterConfig};
+
+use crate::common::{Process, quiet};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_concurrent_inserts_are_all_durable() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Arc::new(Process::open(folder.path(), quiet()).await);
+    let inserts = (0..50).map(|i| {
+        let process = process.clone();
+        tokio::spawn(async move { process.insert(&format!("r{i}"), i as f32).await })
+    });
+    futures::future::try_join_all(inserts).await.expect("all");
+    process.shutdown().await;
+    let other = Process::open(folder.path(), quiet()).await;
+    assert_eq!(other.count().await, 50);
+    assert_eq!(other.number("SELECT count(DISTINCT id) FROM rollouts").await, 50);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_first_writers_share_an_empty_folder() {
+    let folder = tempfile::tempdir().expect("folder");
+    let writers = (0..8).map(|i| {
+        let folder = folder.path().to_path_buf();
+        tokio::spawn(async move {
+            let process = Process::open(&folder, quiet()).await;
+            process.insert(&format!("r{i}"), 1.0).await;
+            process.shutdown().await;
+        })
+    });
+    futures::future::try_join_all(writers).await.expect("all");
+    let reader = Process::open(folder.path(), quiet()).await;
+    assert_eq!(reader.count().await, 8);
+}
+
+/// A process that ends without a word: its tokio runtime goes, and with it every task; nothing is
+/// flushed, closed or given back.
+async fn dies_after(folder: &std::path::Path, settings: RuntimeSettings, ids: &[&str]) {
+    let folder = folder.to_path_buf();
+    let ids: Vec<String> = ids.iter().map(|id| id.to_string()).collect();
+    tokio::task::spawn_blocking(move || {
+        let tokio = tokio::runtime::Runtime::new().expect("tokio");
+        tokio.block_on(async {
+            let process = Process::open(&folder, settings).await;
+            for id in &ids {
+                process.insert(id, 1.0).await;
+            }
+            std::mem::forget(process);
+        });
+        tokio.shutdown_background();
+    })
+    .await
+    .expect("dies");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_name_finds_its_rows_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let named = RuntimeSettings {
+        shard_id: Some("worker-0".to_string()),
+        ..quiet()
+    };
+    dies_after(folder.path(), named.clone(), &["a", "b", "c"]).await;
+    let again = Process::open(folder.path(), named).await;
+    // Replayed and flushed soon after opening, without an insert.
+    for _ in 0..200 {
+        if again.count().await == 3 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(again.count().await, 3);
+    again.insert("d", 1.0).await;
+    again.flush().await;
+    assert_eq!(again.merge().await, 2);
+    assert_eq!(again.count().await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_writers_rows_are_adopted() {
+    let folder = tempfile::tempdir().expect("folder");
+    let short = RuntimeSettings {
+        lease_ttl: Duration::from_millis(400),
+        ..quiet()
+    };
+    dies_after(folder.path(), short.clone(), &["dead"]).await;
+    let living = Process::open(folder.path(), short).await;
+    for _ in 0..400 {
+        if living.count().await == 1 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(living.rows("SELECT id FROM rollouts").await, ["dead"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fenced_writer_reopens_once_and_nothing_is_lost() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    process.insert("before", 1.0).await;
+    let shard = process
+        .rows("SELECT shard FROM rollout_shards('rollouts')")
+        .await
+        .remove(0);
+    // Somebody without manners claims the very shard and writes to it.
+    let base = lance::Dataset::open(&folder.path().display().to_string())
+        .await
+        .expect("base");
+    let shard = uuid::Uuid::parse_str(&shard).expect("uuid");
+    let intruder = base
+        .mem_wal_writer(shard, ShardWriterConfig::new(shard))
+        .await
+        .expect("claims");
+    process.insert("after", 2.0).await;
+    assert_eq!(
+        process.number("SELECT writer_reopens FROM rollout_stats('rollouts')").await,
+        1
+    );
+    process.insert("again", 3.0).await;
+    assert_eq!(
+        process.number("SELECT writer_reopens FROM rollout_stats('rollouts')").await,
+        1
+    );
+    process.flush().await;
+    assert_eq!(
+        process.rows("SELECT id FROM rollouts").await,
+        ["after", "again", "before"]
+    );
+    drop(intruder);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_was_taken_over_is_not_fought_for() {
+    let folder = tempfile::tempdir().expect("folder");
+    let named = RuntimeSettings {
+        shard_id: Some("worker-0".to_string()),
+        ..quiet()
+    };
+    let first = Process::open(folder.path(), named.clone()).await;
+    first.insert("a", 1.0).await;
+    let second = Process::open(folder.path(), named).await;
+    second.insert("b", 1.0).await;
+    let error = first
+        .try_sql("INSERT INTO rollouts (id) VALUES ('c')")
+        .await
+        .expect_err("taken over");
+    assert!(error.to_string().contains("worker-0"), "{error}");
+    second.insert("d", 1.0).await;
+    second.flush().await;
+    assert_eq!(second.rows("SELECT id FROM rollouts").await, ["a", "b", "d"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_alternate_and_lose_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let processes = [
+        Process::open(folder.path(), quiet()).await,
+        Process::open(folder.path(), quiet()).await,
+    ];
+    for round in 0..10 {
+        let process = &processes[round % 2];
+        process.insert(&format!("r{round}"), 1.0).await;
+        if round % 3 == 0 {
+            process.flush().await;
+        }
+    }
+    for process in &processes {
+        process.flush().await;
+    }
+    for process in &processes {
+        assert_eq!(process.count().await, 10);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_tasks_and_registrations_share_one_store() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Arc::new(Process::open(folder.path(), quiet()).await);
+    for i in 1..8 {
+        process
+            .sql(&format!(
+                "CREATE EXTERNAL TABLE again{i} STORED AS ROLLOUT LOCATION '{}'",
+                folder.path().display()
+            ))
+            .await;
+    }
+    assert_eq!(process.runtime.stores().await.len(), 1);
+    let inserts = (0..64).map(|i| {
+        let process = process.clone();
+        let table = match i % 8 {
+            0 => "rollouts".to_string(),
+            n => format!("again{n}"),
+        };
+        tokio::spawn(async move {
+            process
+                .sql(&format!("INSERT INTO {table} (id) VALUES ('r{i}')"))
+                .await;
+        })
+    });
+    futures::future::try_join_all(inserts).await.expect("all");
+    process.flush().await;
+    assert_eq!(process.count().await, 64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_insert_leaves_the_store_usable() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    process.insert("a", 1.0).await;
+    for i in 0..20 {
+        let insert = process.insert("cancelled", i as f32);
+        let _ = tokio::time::timeout(Duration::from_micros(200 * i), insert).await;
+    }
+    process.insert("b", 1.0).await;
+    process.flush().await;
+    let rows = process.rows("SELECT id FROM rollouts WHERE id <> 'cancelled'").await;
+    assert_eq!(rows, ["a", "b"]);
+    assert!(process.count().await <= 3);
+}

@@ -3,6 +3,7 @@
 mod basics;
 mod common;
 mod merging;
+mod model;
 mod real_input;
 mod sharing;
 mod writers;

@@ -25,6 +25,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use datafusion_rollouts::RolloutRuntime;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, VERSION};
@@ -33,6 +35,9 @@ use crate::signals::{StopSignal, StopSignals, Watch};
 
 /// Any error, on its way to being printed.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// As large as a main thread's: planning recurses with the depth of an expression.
+const WORK_STACK: usize = 8 << 20;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -50,7 +55,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error.into()),
     };
     let code = executor.block_on(run(args));
-    // A thread may still wait for a line of input.
+    // A statement may still run.
     executor.shutdown_background();
     code
 }
@@ -115,7 +120,7 @@ async fn run(mut args: Args) -> ExitCode {
     let ctx = shell.ctx.clone();
 
     let (code, stopped) = tokio::select! {
-        result = work(shell, input) => (result.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS), None),
+        result = work_aside(shell, input) => (result.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS), None),
         signal = signals.next() => (ExitCode::from(signal.exit_code()), Some(signal)),
     };
     if interactive && stopped.is_some() {
@@ -160,6 +165,23 @@ fn start_message(args: &Args, interactive: bool) -> String {
     message
 }
 
+/// Works on a thread of its own. Reading input blocks, and a query may keep its thread busy for long: a signal to stop
+/// is noticed all the same, and what still runs then ends with the process.
+async fn work_aside(shell: Shell, input: Input) -> Result<(), Failure> {
+    let (done, outcome) = oneshot::channel();
+    let executor = Handle::current();
+    std::thread::Builder::new()
+        .name("statements".to_owned())
+        .stack_size(WORK_STACK)
+        .spawn(move || {
+            // Nobody waits for the outcome any more when the process is stopping.
+            let _ = done.send(executor.block_on(work(shell, input)));
+        })?;
+    outcome
+        .await
+        .unwrap_or_else(|_| Err("the statement panicked".into()))
+}
+
 async fn work(mut shell: Shell, input: Input) -> Result<(), Failure> {
     match input {
         Input::Script { files, commands } => {
@@ -169,14 +191,13 @@ async fn work(mut shell: Shell, input: Input) -> Result<(), Failure> {
                 }
             }
             for command in commands {
-                let command = std::io::Cursor::new(command);
-                if shell.run_script("-c", command).await? == Flow::Quit {
+                if shell.run_script("-c", command.as_bytes()).await? == Flow::Quit {
                     return Ok(());
                 }
             }
         }
         Input::Pipe => {
-            shell.run_script("standard input", stdin()).await?;
+            shell.run_script("standard input", stdin().lock()).await?;
         }
         Input::Terminal { first } => {
             for file in first {
@@ -197,7 +218,7 @@ async fn work(mut shell: Shell, input: Input) -> Result<(), Failure> {
 async fn shut_down(runtime: &RolloutRuntime, stopped: Option<StopSignal>) -> Result<(), Failure> {
     let mut signals = StopSignals::watch(Watch::All)?;
     if stopped.is_some() {
-        eprintln!("Stopping: unflushed rows are being flushed.");
+        eprintln!("Stopping: what is unflushed is flushed first.");
     }
     tokio::select! {
         result = runtime.shutdown() => result.map_err(|error| {

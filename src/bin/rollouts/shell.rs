@@ -5,7 +5,7 @@
 //! type with a store and options of its own: a table STORED AS ROLLOUT goes to DataFusion directly.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use datafusion::common::instant::Instant;
@@ -18,13 +18,9 @@ use datafusion_cli::command::{Command, OutputFormat};
 use datafusion_cli::exec::exec_from_commands;
 use datafusion_cli::print_format::PrintFormat;
 use datafusion_cli::print_options::PrintOptions;
-use tokio::sync::mpsc;
 
 use crate::Failure;
 use crate::statements::{Splitter, Unit};
-
-/// Lines read ahead of the statement that runs.
-const LINES_AHEAD: usize = 256;
 
 /// Whether there is more to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,15 +36,15 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// Runs a script to its end, to a `\q` or to its first error, which is reported with its place.
+    /// Runs a script to its end, to a `\q` or to its first error, which is reported with its place. Waits for
+    /// input where it is, so it needs a thread of its own.
     pub(crate) async fn run_script(
         &mut self,
         name: &str,
-        input: impl Read + Send + 'static,
+        input: impl BufRead,
     ) -> Result<Flow, Failure> {
-        let mut lines = lines_of(input)?;
         let mut splitter = Splitter::default();
-        while let Some(line) = lines.recv().await {
+        for line in input.lines() {
             let line = line.map_err(|error| format!("{name}: {error}"))?;
             for unit in splitter.push_line(&line) {
                 if self.run_at(name, unit).await? == Flow::Quit {
@@ -67,7 +63,7 @@ impl Shell {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| format!("{name}: {error}"))?;
         // A script may include itself through `\i`, so this future needs a size.
-        Box::pin(self.run_script(&name, file)).await
+        Box::pin(self.run_script(&name, BufReader::new(file))).await
     }
 
     async fn run_at(&mut self, name: &str, unit: Unit) -> Result<Flow, Failure> {
@@ -133,22 +129,4 @@ impl Shell {
         }
         Ok(Flow::Continue)
     }
-}
-
-/// The lines of an input, read on a thread of their own: reading may block for as long as a pipe is open.
-fn lines_of(
-    input: impl Read + Send + 'static,
-) -> Result<mpsc::Receiver<std::io::Result<String>>, Failure> {
-    let (sender, lines) = mpsc::channel(LINES_AHEAD);
-    std::thread::Builder::new()
-        .name("script-lines".to_owned())
-        .spawn(move || {
-            for line in BufReader::new(input).lines() {
-                let failed = line.is_err();
-                if sender.blocking_send(line).is_err() || failed {
-                    break;
-                }
-            }
-        })?;
-    Ok(lines)
 }

@@ -12,6 +12,8 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use arrow::util::display::FormatOptions;
+use arrow::util::pretty::pretty_format_batches_with_options;
 use datafusion::error::DataFusionError;
 use datafusion::sql::parser::DFParser;
 use datafusion_rollouts::options::{PREFIX, SETTINGS, SettingInfo};
@@ -90,7 +92,9 @@ async fn run(process: &Process, sql: &str) -> Result<String, DataFusionError> {
             .collect()
             .await?;
     }
-    Ok(arrow::util::pretty::pretty_format_batches(&answer)?.to_string())
+    // As the command line shows them.
+    let format = FormatOptions::default().with_null("NULL");
+    Ok(pretty_format_batches_with_options(&answer, &format)?.to_string())
 }
 
 fn lines(text: &str) -> Vec<&str> {

@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo clean-demo test check fmt clippy doc release bench setup
+.PHONY: help demo clean-demo test check fmt-check fmt clippy doc release bench setup
 
 CARGO ?= cargo
 DEMO_DIR ?= demo-rollouts
@@ -27,8 +27,7 @@ test: setup ## Run every test: unit, integration, sqllogictest, documentation
 
 check: fmt-check clippy ## Formatting and lints, warnings denied
 
-.PHONY: fmt-check
-fmt-check:
+fmt-check: ## Whether the code is formatted
 	$(CARGO) fmt --all --check
 
 fmt: ## Format the code

@@ -138,7 +138,10 @@ async fn main() -> ExitCode {
         }
     };
     let total = all.len();
-    let selected: Vec<_> = all.into_iter().filter(|(name, _)| arguments.selects(name)).collect();
+    let selected: Vec<_> = all
+        .into_iter()
+        .filter(|(name, _)| arguments.selects(name))
+        .collect();
     let filtered_out = total - selected.len();
     if arguments.list {
         for (name, _) in &selected {

@@ -29,7 +29,9 @@ pub(crate) type Progress = Arc<std::sync::Mutex<Option<String>>>;
 /// The place a run had reached.
 pub(crate) fn place(progress: &Progress) -> String {
     let place = progress.lock().unwrap_or_else(PoisonError::into_inner);
-    place.clone().unwrap_or_else(|| "the start of the file".to_string())
+    place
+        .clone()
+        .unwrap_or_else(|| "the start of the file".to_string())
 }
 
 /// What the comments of a file ask of the runner.
@@ -49,7 +51,9 @@ impl Header {
                 let (name, value) = setting
                     .split_once('=')
                     .ok_or_else(|| format!("'{line}' is not '# runtime: <setting> = <value>'"))?;
-                header.settings.push((name.trim().to_string(), value.trim().to_string()));
+                header
+                    .settings
+                    .push((name.trim().to_string(), value.trim().to_string()));
             } else if let Some(need) = line.strip_prefix("# needs:") {
                 if need.trim() != "data" {
                     return Err(format!("'{line}': only 'data' can be needed"));
@@ -80,20 +84,27 @@ async fn try_run(path: &Path, rewrite: bool, progress: Progress) -> Result<Outco
     let header = Header::parse(&text)?;
     let data = data_folder();
     if header.needs_data && data.is_none() {
-        return Ok(Outcome::Skipped("the sample data (../shared/data) is absent".to_string()));
+        return Ok(Outcome::Skipped(
+            "the sample data (../shared/data) is absent".to_string(),
+        ));
     }
-    let records: Vec<Record<DFColumnType>> =
-        parse_file(path).map_err(|error| error.to_string())?;
+    let records: Vec<Record<DFColumnType>> = parse_file(path).map_err(|error| error.to_string())?;
 
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let folder_path = folder.path().canonicalize().map_err(|error| error.to_string())?;
+    let folder_path = folder
+        .path()
+        .canonicalize()
+        .map_err(|error| error.to_string())?;
     let host = Arc::new(Host::new(folder_path.clone(), header.settings));
     // A connection is made by name, and sqllogictest does not hand that on: the loop below does.
     let connection = Arc::new(std::sync::Mutex::new(String::new()));
     let mut runner = Runner::new({
         let (host, connection) = (Arc::clone(&host), Arc::clone(&connection));
         move || {
-            let name = connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let name = connection
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
             let host = Arc::clone(&host);
             async move { Ok(Session::new(&host, &name).await) }
         }
@@ -101,7 +112,10 @@ async fn try_run(path: &Path, rewrite: bool, progress: Progress) -> Result<Outco
     runner.with_column_validator(strict_column_validator);
     runner.with_normalizer(value_normalizer);
     runner.with_validator(df_value_validator);
-    runner.set_var("DIR".to_string(), folder_path.to_string_lossy().into_owned());
+    runner.set_var(
+        "DIR".to_string(),
+        folder_path.to_string_lossy().into_owned(),
+    );
     runner.set_var("RELDIR".to_string(), relative(&folder_path));
     if let Some(data) = data {
         runner.set_var("DATA".to_string(), data.to_string_lossy().into_owned());
@@ -159,9 +173,15 @@ fn relative(folder: &Path) -> String {
 /// The connection a record runs on, and where it stands.
 fn names(record: &Record<DFColumnType>) -> Option<(String, String)> {
     let (connection, loc) = match record {
-        Record::Statement { connection, loc, .. }
-        | Record::Query { connection, loc, .. }
-        | Record::Let { connection, loc, .. } => (connection, loc),
+        Record::Statement {
+            connection, loc, ..
+        }
+        | Record::Query {
+            connection, loc, ..
+        }
+        | Record::Let {
+            connection, loc, ..
+        } => (connection, loc),
         _ => return None,
     };
     let name = match connection {
@@ -189,8 +209,13 @@ where
     // An expected error is a rule, not an answer: it is kept, and a mismatch shows in the next run.
     let expects_error = matches!(
         &record,
-        Record::Statement { expected: sqllogictest::StatementExpect::Error(_), .. }
-            | Record::Query { expected: sqllogictest::QueryExpect::Error(_), .. }
+        Record::Statement {
+            expected: sqllogictest::StatementExpect::Error(_),
+            ..
+        } | Record::Query {
+            expected: sqllogictest::QueryExpect::Error(_),
+            ..
+        }
     );
     if retried && runner.run_async(record.clone()).await.is_ok() {
         return record;
@@ -209,4 +234,3 @@ where
     )
     .unwrap_or(record)
 }
-

@@ -26,7 +26,11 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new(folder: PathBuf, settings: Vec<(String, String)>) -> Self {
-        Self { folder, settings, processes: Mutex::default() }
+        Self {
+            folder,
+            settings,
+            processes: Mutex::default(),
+        }
     }
 
     /// `process2` and `process2.b` belong to process2, every other name to the first process.
@@ -39,7 +43,10 @@ impl Host {
         };
         let mut processes = self.processes.lock().await;
         Arc::clone(processes.entry(name.to_string()).or_insert_with(|| {
-            Arc::new(Process { settings: self.settings.clone(), life: Mutex::default() })
+            Arc::new(Process {
+                settings: self.settings.clone(),
+                life: Mutex::default(),
+            })
         }))
     }
 
@@ -146,7 +153,8 @@ impl Session {
 
     /// Shows the temporary folder as `$DIR`.
     fn hide_folder(&self, text: String) -> String {
-        text.replace(&self.folder, "$DIR").replace(self.folder.trim_start_matches('/'), "$DIR")
+        text.replace(&self.folder, "$DIR")
+            .replace(self.folder.trim_start_matches('/'), "$DIR")
     }
 }
 
@@ -179,11 +187,17 @@ impl AsyncDB for Session {
     async fn run(&mut self, sql: &str) -> Result<DFOutput, DFSqlLogicTestError> {
         match self.execute(sql).await {
             Ok(DBOutput::Rows { types, rows }) => {
-                let hide = |row: Vec<String>| row.into_iter().map(|v| self.hide_folder(v)).collect();
-                Ok(DBOutput::Rows { types, rows: rows.into_iter().map(hide).collect() })
+                let hide =
+                    |row: Vec<String>| row.into_iter().map(|v| self.hide_folder(v)).collect();
+                Ok(DBOutput::Rows {
+                    types,
+                    rows: rows.into_iter().map(hide).collect(),
+                })
             }
             Ok(complete) => Ok(complete),
-            Err(error) => Err(DFSqlLogicTestError::Other(self.hide_folder(error.to_string()))),
+            Err(error) => Err(DFSqlLogicTestError::Other(
+                self.hide_folder(error.to_string()),
+            )),
         }
     }
 

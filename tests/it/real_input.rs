@@ -149,12 +149,16 @@ async fn a_table_of_another_program_is_read_in_place() -> TestResult {
     let before = files_below(&table)?;
 
     let reader = Process::start()?;
-    reader.open(&table, "OPTIONS ('rollout.read_only' 'true')").await?;
+    reader
+        .open(&table, "OPTIONS ('rollout.read_only' 'true')")
+        .await?;
     assert_eq!(reader.count("SELECT count(*) FROM rollouts").await?, 32);
     let ids = reader.rows("SELECT id FROM rollouts ORDER BY id").await?;
     assert_eq!(ids.concat(), expected_ids(32));
     assert_eq!(
-        reader.rows("SELECT content FROM rollouts WHERE id = 'r005'").await?,
+        reader
+            .rows("SELECT content FROM rollouts WHERE id = 'r005'")
+            .await?,
         [["second version of r005"]]
     );
     let second = "SELECT count(*) FROM rollouts WHERE content LIKE 'second version%'";
@@ -162,7 +166,10 @@ async fn a_table_of_another_program_is_read_in_place() -> TestResult {
     // The columns it was made with, and none of ours.
     let columns = reader.rows("DESCRIBE rollouts").await?;
     let names: Vec<_> = columns.iter().map(|row| row[0].as_str()).collect();
-    assert!(names.contains(&"policy_version") && !names.contains(&"ingested_at"), "{names:?}");
+    assert!(
+        names.contains(&"policy_version") && !names.contains(&"ingested_at"),
+        "{names:?}"
+    );
 
     let refused = reader.rows("INSERT INTO rollouts (id) VALUES ('x')").await;
     assert!(refused.is_err_and(|error| error.to_string().contains("read-only")));
@@ -182,7 +189,11 @@ async fn a_table_of_another_program_is_taken_over() -> TestResult {
     let heir = Process::start()?;
     let by_name = format!("OPTIONS ('rollout.shard_id' '{PEER_SHARD}')");
     heir.open(&table, &by_name).await?;
-    assert_eq!(heir.count("SELECT count(*) FROM rollouts WHERE id <= 'r031'").await?, 32);
+    assert_eq!(
+        heir.count("SELECT count(*) FROM rollouts WHERE id <= 'r031'")
+            .await?,
+        32
+    );
     // r032 is acknowledged and in the WAL only: replayed, flushed, visible.
     heir.flush().await?;
     assert_eq!(heir.count("SELECT count(*) FROM rollouts").await?, 33);
@@ -208,20 +219,32 @@ async fn a_table_of_another_program_is_taken_over() -> TestResult {
     assert_eq!(heir.count("SELECT count(*) FROM rollouts").await?, 34);
     assert_eq!(heir.cell(r005).await?, "third version of r005");
     assert_eq!(ids_in_base(&table).await?, expected_ids(34));
-    assert_eq!(heir.count("SELECT count(*) FROM rollout_generations('rollouts')").await?, 0);
+    assert_eq!(
+        heir.count("SELECT count(*) FROM rollout_generations('rollouts')")
+            .await?,
+        0
+    );
 
     // Another process, which leases a shard of its own, writes beside it.
     let other = Process::start()?;
     other.open(&table, "").await?;
     assert_eq!(other.cell(r005).await?, "third version of r005");
-    other.rows("INSERT INTO rollouts (id) VALUES ('r034')").await?;
+    other
+        .rows("INSERT INTO rollouts (id) VALUES ('r034')")
+        .await?;
     other.flush().await?;
-    heir.rows("INSERT INTO rollouts (id) VALUES ('r035')").await?;
+    heir.rows("INSERT INTO rollouts (id) VALUES ('r035')")
+        .await?;
     heir.flush().await?;
     other.merge().await?;
     for process in [&heir, &other] {
         assert_eq!(process.count("SELECT count(*) FROM rollouts").await?, 36);
-        assert_eq!(process.count("SELECT count(DISTINCT id) FROM rollouts").await?, 36);
+        assert_eq!(
+            process
+                .count("SELECT count(DISTINCT id) FROM rollouts")
+                .await?,
+            36
+        );
     }
     assert_eq!(ids_in_base(&table).await?, expected_ids(36));
     other.runtime.shutdown().await?;
@@ -250,7 +273,9 @@ async fn a_shard_without_a_lease_is_left_alone() -> TestResult {
 
     let process = Process::start()?;
     process.open(&table, "").await?;
-    process.rows("INSERT INTO rollouts (id) VALUES ('r100')").await?;
+    process
+        .rows("INSERT INTO rollouts (id) VALUES ('r100')")
+        .await?;
     process.flush().await?;
     assert_eq!(process.count("SELECT count(*) FROM rollouts").await?, 33);
     let unseen = "SELECT count(*) FROM rollouts WHERE id = 'r032'";

@@ -120,9 +120,18 @@ pub const SETTINGS: &[SettingInfo] = &[
         scope: Scope::Runtime,
         unit: "bytes",
         default: "256MiB",
-        zero: "one generation per shard and pass",
+        zero: "one generation a pass",
         env: Some("ROLLOUT_MERGE_PASS_BYTES"),
         doc: "Most bytes of generations one merge commit takes.",
+    },
+    SettingInfo {
+        name: "id_index_min_rows",
+        scope: Scope::Runtime,
+        unit: "rows",
+        default: "100000",
+        zero: "no index on ids is made or kept up",
+        env: Some("ROLLOUT_ID_INDEX_MIN_ROWS"),
+        doc: "Rows of the base from which an index on ids is kept, for point lookups and merges.",
     },
     SettingInfo {
         name: "max_lanes",
@@ -262,6 +271,8 @@ pub struct RuntimeSettings {
     pub merge_max_age: Duration,
     /// Most bytes of generations one merge commit takes.
     pub merge_pass_bytes: u64,
+    /// Rows of the base from which an index on ids is kept; 0 never.
+    pub id_index_min_rows: u64,
     /// Most puts in flight per store.
     pub max_lanes: usize,
     /// How long a statement waits for its put; zero waits for ever.
@@ -289,6 +300,7 @@ impl Default for RuntimeSettings {
             merge_after_bytes: 1 << 30,
             merge_max_age: Duration::from_secs(600),
             merge_pass_bytes: 256 << 20,
+            id_index_min_rows: 100_000,
             max_lanes: 4,
             put_timeout: Duration::from_secs(120),
             max_memtable_bytes: 64 << 20,
@@ -347,6 +359,7 @@ impl RuntimeSettings {
             "merge_after_bytes" => self.merge_after_bytes = parse_bytes(info.name, value)?,
             "merge_max_age_secs" => self.merge_max_age = parse_secs(info.name, value)?,
             "merge_pass_bytes" => self.merge_pass_bytes = parse_bytes(info.name, value)?,
+            "id_index_min_rows" => self.id_index_min_rows = parse_count(info.name, value)?,
             "max_lanes" => self.max_lanes = parse_count(info.name, value)? as usize,
             "put_timeout_secs" => self.put_timeout = parse_secs(info.name, value)?,
             "max_memtable_bytes" => self.max_memtable_bytes = parse_bytes(info.name, value)?,
@@ -373,6 +386,7 @@ impl RuntimeSettings {
             "merge_after_bytes" => self.merge_after_bytes.to_string(),
             "merge_max_age_secs" => self.merge_max_age.as_secs_f64().to_string(),
             "merge_pass_bytes" => self.merge_pass_bytes.to_string(),
+            "id_index_min_rows" => self.id_index_min_rows.to_string(),
             "max_lanes" => self.max_lanes.to_string(),
             "put_timeout_secs" => self.put_timeout.as_secs_f64().to_string(),
             "max_memtable_bytes" => self.max_memtable_bytes.to_string(),

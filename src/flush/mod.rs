@@ -9,6 +9,7 @@
 //! One [`Maintenance`] per store. Requests by SQL run the same work in the caller, one at a time;
 //! the loops end when the store is closed, which flushes last.
 
+mod index;
 mod merge;
 mod policy;
 
@@ -168,10 +169,22 @@ impl Maintenance {
         self.snapshots.changed();
         let rows = result.as_ref().map(|r| r.rows_inserted).unwrap_or(0);
         self.record(TaskKind::Merge, started, rows, result.as_ref().err());
-        if result.is_ok() {
+        if let Ok(report) = &result {
             *self.oldest_waiting.lock() = None;
+            if report.passes > 0 {
+                self.keep_up_index().await;
+            }
         }
         result
+    }
+
+    /// The rows are merged already: an index that lags only makes lookups slower.
+    async fn keep_up_index(&self) {
+        let min_rows = self.settings.id_index_min_rows;
+        if let Err(error) = index::keep_up(&self.table, min_rows).await {
+            tracing::warn!(table = %self.table.location(), %error, "keeping up the index on ids");
+        }
+        self.snapshots.changed();
     }
 
     async fn merge_all(&self) -> Result<MergeReport> {

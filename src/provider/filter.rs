@@ -5,6 +5,7 @@
 //! literals, joined by AND, OR and NOT. Everything else stays with DataFusion above the scan.
 
 use arrow_schema::{DataType, Schema};
+use datafusion::scalar::ScalarValue;
 use datafusion::logical_expr::{BinaryExpr, Expr, Operator, TableProviderFilterPushDown};
 
 /// Whether the scan takes a filter over.
@@ -14,6 +15,34 @@ pub(super) fn classify(filter: &Expr, schema: &Schema) -> TableProviderFilterPus
     } else {
         TableProviderFilterPushDown::Unsupported
     }
+}
+
+/// The ids a query can only be about: those of `key = …` or `key IN (…)` among its conjuncts.
+pub(super) fn ids_asked_for(filters: &[Expr], key: &str) -> Option<Vec<ScalarValue>> {
+    let is_key = |expr: &Expr| matches!(expr, Expr::Column(column) if column.name == key);
+    let value = |expr: &Expr| match expr {
+        Expr::Literal(value, _) => Some(value.clone()),
+        _ => None,
+    };
+    filters
+        .iter()
+        .flat_map(datafusion::logical_expr::utils::split_conjunction)
+        .find_map(|filter| match filter {
+            Expr::BinaryExpr(BinaryExpr {
+                left,
+                op: Operator::Eq,
+                right,
+            }) if is_key(left) => value(right).map(|id| vec![id]),
+            Expr::BinaryExpr(BinaryExpr {
+                left,
+                op: Operator::Eq,
+                right,
+            }) if is_key(right) => value(left).map(|id| vec![id]),
+            Expr::InList(list) if is_key(&list.expr) && !list.negated => {
+                list.list.iter().map(value).collect()
+            }
+            _ => None,
+        })
 }
 
 fn is_exact(expr: &Expr, schema: &Schema) -> bool {
@@ -103,6 +132,26 @@ mod tests {
 
     use super::*;
     use crate::schema::TableSchema;
+
+    #[test]
+    fn ids_are_found_among_the_conjuncts() {
+        let id = || col("id");
+        let some = |ids: &[&str]| {
+            Some(ids.iter().map(|id| ScalarValue::from(*id)).collect::<Vec<_>>())
+        };
+        for (filters, want) in [
+            (vec![id().eq(lit("a"))], some(&["a"])),
+            (vec![lit("a").eq(id())], some(&["a"])),
+            (vec![col("reward").gt(lit(1.0_f32)).and(id().eq(lit("a")))], some(&["a"])),
+            (vec![id().in_list(vec![lit("a"), lit("b")], false)], some(&["a", "b"])),
+            (vec![id().in_list(vec![lit("a")], true)], None),
+            (vec![id().eq(lit("a")).or(id().eq(lit("b")))], None),
+            (vec![id().eq(col("rollout_id"))], None),
+            (vec![], None),
+        ] {
+            assert_eq!(ids_asked_for(&filters, "id"), want, "{filters:?}");
+        }
+    }
 
     #[test]
     fn only_what_storage_evaluates_exactly_is_taken() {

@@ -32,7 +32,7 @@ use lance_table::format::Fragment;
 use uuid::Uuid;
 
 use super::partition::{WorkUnit, spread};
-use crate::runtime::ReadView;
+use crate::runtime::{Pruned, ReadView};
 use crate::store::masks::{RowSet, row_count};
 use crate::store::{Batches, ScanSpec, conform, scan_dataset};
 
@@ -70,9 +70,11 @@ pub(crate) struct RolloutScanExec {
 }
 
 impl RolloutScanExec {
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         uri: String,
         view: ReadView,
+        pruned: &Pruned,
         table_schema: SchemaRef,
         projection: Option<&Vec<usize>>,
         filters: Vec<Expr>,
@@ -88,7 +90,11 @@ impl RolloutScanExec {
             .base
             .fragments()
             .iter()
-            .map(|fragment| {
+            .enumerate()
+            .map(|(i, fragment)| {
+                if pruned.fragments.contains(&i) {
+                    return 0;
+                }
                 let masked = view.masks.base.get(&(fragment.id as u32));
                 let masked = masked.map_or(0, |rows| rows.len());
                 // A fragment that does not tell its size is read all the same.
@@ -96,7 +102,10 @@ impl RolloutScanExec {
             })
             .collect();
         let generations = view.snapshot.generations.len();
-        let live = |source: usize| view.masks.live_rows(source);
+        let live = |source: usize| match pruned.sources.contains(&source) {
+            true => 0,
+            false => view.masks.live_rows(source),
+        };
         let generation_rows: Vec<u64> = (0..generations).map(live).collect();
         let memtable_rows: Vec<u64> = (generations..generations + view.memtables.len())
             .map(live)

@@ -18,7 +18,7 @@ use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::prelude::SessionContext;
 use datafusion::sql::TableReference;
 
-use super::filter::classify;
+use super::filter::{classify, ids_asked_for};
 use super::scan::RolloutScanExec;
 use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
@@ -122,9 +122,12 @@ impl TableProvider for RolloutTableProvider {
         let options = session_options(state);
         let store = self.store();
         let view = store.read_view(&options).await?;
+        let ids = ids_asked_for(filters, self.columns.key_name()).unwrap_or_default();
+        let pruned = store.prune(&view, ids).await?;
         let scan = RolloutScanExec::new(
             store.location().to_string(),
             view,
+            &pruned,
             self.schema.clone(),
             projection,
             filters.to_vec(),

@@ -19,7 +19,7 @@ use tokio::sync::OwnedMutexGuard;
 pub use cache::build_session;
 use cache::SharedCache;
 pub use store::RolloutStore;
-pub(crate) use store::ReadView;
+pub(crate) use store::{Pruned, ReadView};
 
 use crate::error::{Result, RolloutError};
 use crate::insert::UnflushedBudget;

@@ -1,11 +1,12 @@
 //! An open table: its write path, its maintenance and its snapshots.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use lance::dataset::mem_wal::ShardManifestStore;
+use datafusion::scalar::ScalarValue;
 use lance::session::Session;
 use uuid::Uuid;
 
@@ -15,8 +16,11 @@ use crate::flush::{Maintenance, MergeReport, TaskKind, TaskStatus};
 use crate::insert::{FlushReport, InsertPath, MemtableView, UnflushedBudget};
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align};
-use crate::store::masks::{KeyCache, KeySource, Masks};
+use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
 use crate::store::{LanceTable, LeaseKeeper, Location, Snapshot, SnapshotCache};
+
+/// Ids up to which sources are looked through for them before planning.
+const MAX_PRUNING_IDS: usize = 64;
 
 /// An open rollouts table. All tables registered on one location in a process share one.
 #[derive(Debug)]
@@ -37,6 +41,15 @@ pub(crate) struct ReadView {
     pub(crate) memtables: Vec<MemtableView>,
     /// Sources are the snapshot's generations, then the memtables.
     pub(crate) masks: Arc<Masks>,
+}
+
+/// Pieces of a [`ReadView`] that a query about certain ids need not read.
+#[derive(Debug, Default)]
+pub(crate) struct Pruned {
+    /// Fragments of the base, by position.
+    pub(crate) fragments: HashSet<usize>,
+    /// Generations and memtables, by position among the sources.
+    pub(crate) sources: HashSet<usize>,
 }
 
 impl RolloutStore {
@@ -235,6 +248,23 @@ impl RolloutStore {
             memtables,
             masks: Arc::new(masks),
         })
+    }
+
+    /// What a query about these ids need not read.
+    pub(crate) async fn prune(&self, view: &ReadView, ids: Vec<ScalarValue>) -> Result<Pruned> {
+        let mut pruned = Pruned::default();
+        if ids.is_empty() || ids.len() > MAX_PRUNING_IDS {
+            return Ok(pruned);
+        }
+        let ids = IdSet::new(ids)?;
+        for (i, fragment) in view.snapshot.base.fragments().iter().enumerate() {
+            if !ids.may_be_in(&self.keys, fragment).await {
+                pruned.fragments.insert(i);
+            }
+        }
+        let sources = 0..view.snapshot.generations.len() + view.memtables.len();
+        pruned.sources.extend(sources.filter(|source| !view.masks.source_has(*source, &ids)));
+        Ok(pruned)
     }
 
     /// Stops the background work after a flush.

@@ -4,7 +4,7 @@ mod clock;
 mod lease;
 mod location;
 pub(crate) mod masks;
-mod object_store;
+pub(crate) mod object_store;
 mod scan;
 mod snapshot;
 mod table;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::compute::cast;
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, Schema, SchemaRef};
 use datafusion::common::Column;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::logical_expr::Expr;
@@ -12,6 +12,7 @@ use datafusion::scalar::ScalarValue;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use lance::Dataset;
+use lance::dataset::scanner::MaterializationStyle;
 use lance_table::format::Fragment;
 
 use super::Generation;
@@ -64,6 +65,9 @@ pub(crate) async fn scan_dataset(
         scanner.with_physical_row_addr_prefilter(allowed);
     }
     if let Some(filter) = &spec.filter {
+        let late = wide_columns(&spec.columns, filter);
+        let style = MaterializationStyle::all_early_except(&late, dataset.schema());
+        scanner.materialization_style(style.map_err(context())?);
         scanner.filter_expr(for_dataset(filter, dataset)?);
     }
     if let Some(limit) = spec.limit {
@@ -100,6 +104,30 @@ pub(crate) async fn scan_generation(
     };
     let fragments = generation.dataset.fragments().as_ref().clone();
     scan_dataset(&generation.dataset, fragments, masked, &spec).await
+}
+
+/// Columns worth reading only for the rows that pass a filter: texts, payloads and lists that the
+/// filter does not look at.
+fn wide_columns(columns: &Schema, filter: &Expr) -> Vec<String> {
+    let looked_at = filter.column_refs();
+    columns
+        .fields()
+        .iter()
+        .filter(|field| {
+            matches!(
+                field.data_type(),
+                DataType::LargeUtf8
+                    | DataType::LargeBinary
+                    | DataType::Binary
+                    | DataType::List(_)
+                    | DataType::LargeList(_)
+                    | DataType::FixedSizeList(_, _)
+                    | DataType::Struct(_)
+            )
+        })
+        .filter(|field| !looked_at.iter().any(|column| column.name() == field.name()))
+        .map(|field| field.name().clone())
+        .collect()
 }
 
 /// A batch in the columns asked for. What the source does not have is NULL.

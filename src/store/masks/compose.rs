@@ -4,10 +4,10 @@
 //! newer. Without stamps the rank alone decides. A delete left by another writer stands right after
 //! the version it was written over, so a row stamped later survives it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use datafusion::common::HashMap as HashbrownMap;
 use lance::Dataset;
 use roaring::RoaringBitmap;
 use uuid::Uuid;
@@ -23,6 +23,60 @@ struct Version {
     generation: usize,
     key: u32,
     stamp: i64,
+}
+
+/// The newest version of every id among the generations.
+///
+/// Ids are hashed already, so a map from hash to version does; two ids of one hash, which is next
+/// to impossible but not quite, go to the next free number.
+struct Newest<'a> {
+    keys: &'a [Arc<KeyTable>],
+    versions: HashMap<u64, Version, BuildHasherDefault<HashItself>>,
+}
+
+impl<'a> Newest<'a> {
+    fn new(keys: &'a [Arc<KeyTable>]) -> Self {
+        let rows = keys.iter().map(|table| table.len()).sum();
+        Self {
+            keys,
+            versions: HashMap::with_capacity_and_hasher(rows, BuildHasherDefault::default()),
+        }
+    }
+
+    fn id(&self, version: &Version) -> &'a str {
+        self.keys[version.generation].ids.value(version.key as usize)
+    }
+
+    /// Where the version of this id is, or would be put.
+    fn slot(&self, mut hash: u64, id: &str) -> (u64, Option<Version>) {
+        loop {
+            match self.versions.get(&hash) {
+                None => return (hash, None),
+                Some(version) if self.id(version) == id => return (hash, Some(*version)),
+                Some(_) => hash = hash.wrapping_add(1),
+            }
+        }
+    }
+}
+
+/// Hashes a number that is a hash.
+#[derive(Default)]
+struct HashItself(u64);
+
+impl Hasher for HashItself {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
 }
 
 /// The outcome, before deleted base rows are looked at.
@@ -43,16 +97,12 @@ pub(super) fn compose(
     matches: &[Vec<BaseMatch>],
 ) -> Composed {
     let mut losers = vec![RoaringBitmap::new(); keys.len()];
-    // The newest version of each id among the generations, by hash, then by id.
-    let mut newest: HashbrownMap<u64, Vec<Version>> = HashbrownMap::default();
+    let mut newest = Newest::new(keys);
     for (generation, table) in keys.iter().enumerate() {
         for key in 0..table.len() as u32 {
             let hash = table.hashes[key as usize];
             let id = table.ids.value(key as usize);
-            let versions = newest.entry(hash).or_default();
-            let known = versions.iter_mut().find(|version| {
-                keys[version.generation].ids.value(version.key as usize) == id
-            });
+            let (slot, known) = newest.slot(hash, id);
             let mut stamp = table.stamps[key as usize];
             if table.tombstones.contains(key) {
                 let below = known
@@ -73,10 +123,12 @@ pub(super) fn compose(
                 stamp,
             };
             match known {
-                None => versions.push(version),
+                None => {
+                    newest.versions.insert(slot, version);
+                }
                 Some(known) if version.stamp >= known.stamp => {
                     losers[known.generation].insert(known.key);
-                    *known = version;
+                    newest.versions.insert(slot, version);
                 }
                 Some(_) => {
                     losers[generation].insert(key);
@@ -90,12 +142,9 @@ pub(super) fn compose(
         for row in found {
             let hash = keys[generation].hashes[row.key as usize];
             let id = keys[generation].ids.value(row.key as usize);
-            let newest = newest.get(&hash).and_then(|versions| {
-                versions.iter().find(|version| {
-                    keys[version.generation].ids.value(version.key as usize) == id
-                })
-            });
-            let Some(newest) = newest else { continue };
+            let (_, Some(newest)) = newest.slot(hash, id) else {
+                continue;
+            };
             if newest.stamp >= row.stamp {
                 base.entry((row.address >> 32) as u32)
                     .or_default()

@@ -16,6 +16,7 @@ use lance_core::cache::{CacheKey, LanceCache};
 use lance_core::deepsize::{Context, DeepSizeOf};
 use roaring::RoaringBitmap;
 
+use super::filters::IdFilter;
 use super::probe::BaseMatches;
 use super::{KeySource, SourceRows};
 use crate::error::Result;
@@ -234,6 +235,14 @@ impl KeyCache {
     pub(super) async fn put_matches(&self, key: &str, matches: Arc<BaseMatches>) {
         self.cache.insert_with_key(&TextKey::<BaseMatches>::new(key), matches).await;
     }
+
+    pub(super) async fn filter(&self, key: &str) -> Option<Arc<IdFilter>> {
+        self.cache.get_with_key(&TextKey::<IdFilter>::new(key)).await
+    }
+
+    pub(super) async fn put_filter(&self, key: &str, filter: Arc<IdFilter>) {
+        self.cache.insert_with_key(&TextKey::<IdFilter>::new(key), filter).await;
+    }
 }
 
 /// A cache key that is its text.
@@ -251,26 +260,31 @@ impl<T> TextKey<T> {
     }
 }
 
-impl CacheKey for TextKey<KeyTable> {
-    type ValueType = KeyTable;
-
-    fn key(&self) -> Cow<'_, str> {
-        Cow::Borrowed(&self.text)
-    }
-
-    fn type_name() -> &'static str {
-        "RolloutKeyTable"
-    }
+/// A value of the cache and the name of its kind.
+trait Cached: 'static {
+    const KIND: &'static str;
 }
 
-impl CacheKey for TextKey<BaseMatches> {
-    type ValueType = BaseMatches;
+impl Cached for KeyTable {
+    const KIND: &'static str = "RolloutKeyTable";
+}
+
+impl Cached for BaseMatches {
+    const KIND: &'static str = "RolloutBaseMatches";
+}
+
+impl Cached for IdFilter {
+    const KIND: &'static str = "RolloutIdFilter";
+}
+
+impl<T: Cached> CacheKey for TextKey<T> {
+    type ValueType = T;
 
     fn key(&self) -> Cow<'_, str> {
         Cow::Borrowed(&self.text)
     }
 
     fn type_name() -> &'static str {
-        "RolloutBaseMatches"
+        T::KIND
     }
 }

@@ -14,13 +14,15 @@
 //! files. A new generation is probed against the base once; a new fragment once per generation.
 
 mod compose;
+mod filters;
 mod keys;
 mod probe;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{RecordBatch, StringArray};
+use datafusion::scalar::ScalarValue;
 use lance::Dataset;
 use lance::dataset::scanner::RowAddrTreeMap;
 use lance_table::format::Fragment;
@@ -133,6 +135,13 @@ impl Masks {
         self.source_rows[source] - row_count(&self.sources[source])
     }
 
+    /// Whether a source has any of these ids.
+    pub(crate) fn source_has(&self, source: usize, ids: &IdSet) -> bool {
+        let keys = &self.keys[source];
+        let found = |i: usize| ids.hashes.contains(&keys.hashes[i]);
+        (0..keys.len()).any(|i| found(i) && ids.ids.iter().flatten().any(|id| id == keys.ids.value(i)))
+    }
+
     /// The ids of a source's rows that count.
     pub(crate) fn live_ids(&self, source: usize) -> impl Iterator<Item = &str> {
         let keys = &self.keys[source];
@@ -149,6 +158,30 @@ impl Masks {
     /// Rows superseded in all sources.
     pub(crate) fn superseded(&self) -> u64 {
         row_count(&self.base) + self.sources.iter().map(row_count).sum::<u64>()
+    }
+}
+
+/// A few ids, to be looked for.
+#[derive(Debug)]
+pub(crate) struct IdSet {
+    ids: StringArray,
+    hashes: HashSet<u64>,
+}
+
+impl IdSet {
+    /// The ids among these values; NULL is none.
+    pub(crate) fn new(values: Vec<ScalarValue>) -> Result<Self> {
+        let ids = keys::as_ids(&ScalarValue::iter_to_array(values)?)?;
+        let hashes = keys::hash_ids(&ids)?.into_iter().collect();
+        Ok(Self { ids, hashes })
+    }
+
+    /// Whether a fragment may have any of them, as far as the cache knows.
+    pub(crate) async fn may_be_in(&self, cache: &KeyCache, fragment: &Fragment) -> bool {
+        match cache.filter(&filters::name_of(fragment)).await {
+            Some(filter) => self.ids.iter().flatten().any(|id| filter.may_hold(id)),
+            None => true,
+        }
     }
 }
 

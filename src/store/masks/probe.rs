@@ -1,25 +1,35 @@
-//! Finding the base rows that have a generation's ids.
+//! Finding the base rows that have a source's ids.
+//!
+//! The cost follows the new rows, not the base: ids are first held against each fragment's filter,
+//! and only those that pass are looked up, through the index on ids where there is one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use arrow::compute::cast;
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
-use datafusion::common::HashMap as HashbrownMap;
+use arrow_array::{Array, ArrayRef, StringArray};
+use datafusion::logical_expr::{Expr, in_list, lit};
+use datafusion::scalar::ScalarValue;
 use futures::TryStreamExt;
 use lance::Dataset;
 use lance_core::deepsize::{Context, DeepSizeOf};
 use lance_table::format::Fragment;
 
+use super::filters;
+use super::keys::{KeyCache, KeyTable, as_ids, push_stamps};
 use super::KeySource;
-use super::keys::{KeyCache, KeyTable, as_ids, hash_ids, push_stamps};
 use crate::error::Result;
 use crate::store::LanceTable;
+
+/// More candidates than this are found by reading the ids of their fragments instead of one by one.
+const MAX_LOOKUPS: usize = 20_000;
 
 /// A base row with an id that a generation has too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BaseMatch {
-    /// The position of the id in the generation's [`KeyTable`].
+    /// The position of the id in the source's [`KeyTable`].
     pub(crate) key: u32,
     /// The base row's address.
     pub(crate) address: u64,
@@ -27,7 +37,7 @@ pub(crate) struct BaseMatch {
     pub(crate) stamp: i64,
 }
 
-/// The matches of one generation in one fragment.
+/// The matches of one source in one fragment.
 #[derive(Debug, Default)]
 pub(crate) struct BaseMatches(pub(crate) Vec<BaseMatch>);
 
@@ -36,6 +46,9 @@ impl DeepSizeOf for BaseMatches {
         self.0.capacity() * size_of::<BaseMatch>()
     }
 }
+
+/// A source's position and a key's position in it.
+type Candidate = (usize, u32);
 
 /// For each source, the base rows with its ids.
 pub(super) async fn base_matches(
@@ -62,11 +75,7 @@ pub(super) async fn base_matches(
     if unprobed.is_empty() {
         return Ok(found);
     }
-    let mut wanted: Vec<usize> = unprobed.iter().flat_map(|(_, m)| m.iter().copied()).collect();
-    wanted.sort_unstable();
-    wanted.dedup();
-    let fragments = unprobed.iter().map(|(f, _)| f.clone()).collect();
-    let mut probed = scan(table, base, fragments, &wanted, keys).await?;
+    let mut probed = probe(table, cache, base, &unprobed, keys).await?;
     for (fragment, missing) in unprobed {
         for i in missing {
             let matches = probed.remove(&(fragment.id as u32, i)).unwrap_or_default();
@@ -88,22 +97,49 @@ fn pair_key(source: &KeySource, fragment: &Fragment) -> String {
     key
 }
 
-/// Reads the ids of some fragments and looks each up in the generations' keys.
-async fn scan(
+/// Probes fragments for the keys of the sources they were not probed for yet.
+async fn probe(
+    table: &LanceTable,
+    cache: &KeyCache,
+    base: &Arc<Dataset>,
+    unprobed: &[(Fragment, Vec<usize>)],
+    keys: &[Arc<KeyTable>],
+) -> Result<HashMap<(u32, usize), Vec<BaseMatch>>> {
+    let fragments: Vec<Fragment> = unprobed.iter().map(|(f, _)| f.clone()).collect();
+    let filters = filters::of_fragments(table, cache, base, &fragments).await?;
+    // Ids that may be in some fragment, and who has them.
+    let mut candidates: BTreeMap<&str, BTreeSet<Candidate>> = BTreeMap::new();
+    let mut wanted = Vec::new();
+    for ((fragment, missing), filter) in unprobed.iter().zip(&filters) {
+        let mut any = false;
+        for i in missing {
+            for key in 0..keys[*i].len() {
+                let id = keys[*i].ids.value(key);
+                if filter.may_hold(id) {
+                    any = true;
+                    candidates.entry(id).or_default().insert((*i, key as u32));
+                }
+            }
+        }
+        if any {
+            wanted.push(fragment.clone());
+        }
+    }
+    if candidates.is_empty() {
+        return Ok(HashMap::new());
+    }
+    look_up(table, base, wanted, &candidates).await
+}
+
+/// Reads the rows of some fragments that have one of the candidate ids.
+async fn look_up(
     table: &LanceTable,
     base: &Arc<Dataset>,
     fragments: Vec<Fragment>,
-    wanted: &[usize],
-    keys: &[Arc<KeyTable>],
+    candidates: &BTreeMap<&str, BTreeSet<Candidate>>,
 ) -> Result<HashMap<(u32, usize), Vec<BaseMatch>>> {
     let schema = table.schema();
-    let mut directory: HashbrownMap<u64, Vec<(usize, u32)>> = HashbrownMap::default();
-    for i in wanted {
-        for (position, hash) in keys[*i].hashes.iter().enumerate() {
-            directory.entry(*hash).or_default().push((*i, position as u32));
-        }
-    }
-    let context = || table.context("reading the base's ids");
+    let context = || table.context("looking ids up in the base");
     let mut columns = vec![schema.key_name()];
     if let Some(stamp) = schema.stamp_index() {
         columns.push(schema.sql().field(stamp).name());
@@ -112,35 +148,43 @@ async fn scan(
     scanner.project(&columns).map_err(context())?;
     scanner.with_row_address();
     scanner.with_fragments(fragments);
+    if candidates.len() <= MAX_LOOKUPS {
+        let ids = StringArray::from_iter_values(candidates.keys());
+        scanner.filter_expr(id_filter(table, ids)?);
+    }
     let mut batches = scanner.try_into_stream().await.map_err(context())?;
     let mut found: HashMap<(u32, usize), Vec<BaseMatch>> = HashMap::new();
     while let Some(batch) = batches.try_next().await.map_err(context())? {
-        let ids = as_ids(batch.column(0))?;
-        let hashes = hash_ids(&ids)?;
+        let ids = as_ids(&batch[schema.key_name()])?;
         let addresses = batch["_rowaddr"].as_primitive::<UInt64Type>().values();
-        let mut stamps = Vec::new();
-        for (row, hash) in hashes.iter().enumerate() {
-            let Some(candidates) = directory.get(hash) else {
+        let mut stamps = Vec::with_capacity(batch.num_rows());
+        push_stamps(&schema, &batch, &mut stamps);
+        for row in 0..batch.num_rows() {
+            let Some(owners) = candidates.get(ids.value(row)) else {
                 continue;
             };
-            if stamps.is_empty() {
-                push_stamps(&schema, &batch, &mut stamps);
-            }
-            for (i, key) in candidates {
-                if keys[*i].ids.value(*key as usize) == ids.value(row) {
-                    let address = addresses[row];
-                    table.clock().observe(stamps[row]);
-                    found
-                        .entry(((address >> 32) as u32, *i))
-                        .or_default()
-                        .push(BaseMatch {
-                            key: *key,
-                            address,
-                            stamp: stamps[row],
-                        });
-                }
+            let (address, stamp) = (addresses[row], stamps[row]);
+            table.clock().observe(stamp);
+            for (source, key) in owners {
+                let matches = found.entry(((address >> 32) as u32, *source)).or_default();
+                matches.push(BaseMatch {
+                    key: *key,
+                    address,
+                    stamp,
+                });
             }
         }
     }
     Ok(found)
+}
+
+/// `key IN (ids)`, in the key column's own type.
+fn id_filter(table: &LanceTable, ids: StringArray) -> Result<Expr> {
+    let schema = table.schema();
+    let key = schema.sql().field(schema.key_index());
+    let ids: ArrayRef = cast(&(Arc::new(ids) as ArrayRef), key.data_type())?;
+    let list = (0..ids.len())
+        .map(|i| Ok(lit(ScalarValue::try_from_array(&ids, i)?)))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(in_list(Expr::Column(datafusion::common::Column::new_unqualified(key.name())), list, false))
 }

@@ -1,0 +1,183 @@
+//! A filter per base fragment: which ids a fragment may hold.
+//!
+//! A new generation's ids are probed against every fragment of the base, whose ids may be random:
+//! a B-tree would be asked for nearly every page. So each fragment has a split block Bloom filter of
+//! its ids, about two bytes a row, kept in the capped cache and beside the table; only ids that pass
+//! one are looked up. A fragment's ids never change under its data files' names, so neither does its
+//! filter; one that is missing is made from the id column the first time it is wanted.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use lance::Dataset;
+use lance_core::deepsize::{Context, DeepSizeOf};
+use lance_core::utils::bloomfilter::sbbf::Sbbf;
+use lance_table::format::Fragment;
+use object_store::path::Path;
+use object_store::ObjectStoreExt;
+
+use super::keys::{KeyCache, as_ids};
+use crate::error::{Result, RolloutError};
+use crate::store::LanceTable;
+use crate::store::object_store::ROLLOUTS_DIR;
+
+/// Ids that pass a filter without being there: one in a thousand.
+const FALSE_POSITIVES: f64 = 0.001;
+
+/// What a stored filter starts with; another version is not read.
+const MAGIC: &[u8; 8] = b"rollidf1";
+
+/// Fragments whose filters are fetched or made side by side.
+const CONCURRENCY: usize = 8;
+
+/// The ids a fragment may hold.
+pub(crate) struct IdFilter(Sbbf);
+
+impl std::fmt::Debug for IdFilter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "IdFilter({} bytes)", self.0.size_bytes())
+    }
+}
+
+impl DeepSizeOf for IdFilter {
+    fn deep_size_of_children(&self, _context: &mut Context) -> usize {
+        self.0.estimated_memory_size()
+    }
+}
+
+impl IdFilter {
+    fn with_room_for(ids: usize) -> Result<Self> {
+        Sbbf::with_ndv_fpp(ids.max(1) as u64, FALSE_POSITIVES)
+            .map(Self)
+            .map_err(|error| RolloutError::invalid(format!("a filter for {ids} ids: {error}")))
+    }
+
+    /// Whether the fragment may hold this id.
+    pub(super) fn may_hold(&self, id: &str) -> bool {
+        self.0.check(id.as_bytes())
+    }
+
+    fn to_bytes(&self) -> Bytes {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&self.0.to_bytes());
+        bytes.into()
+    }
+
+    /// Reads a stored filter; none if it is not one, or damaged.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Sbbf::new(bytes.strip_prefix(MAGIC)?).ok().map(Self)
+    }
+}
+
+/// The filters of some fragments, in order.
+///
+/// # Errors
+/// A fragment whose ids cannot be read.
+pub(super) async fn of_fragments(
+    table: &LanceTable,
+    cache: &KeyCache,
+    base: &Arc<Dataset>,
+    fragments: &[Fragment],
+) -> Result<Vec<Arc<IdFilter>>> {
+    futures::stream::iter(fragments.iter().cloned())
+        .map(|fragment| async move { of_fragment(table, cache, base, fragment).await })
+        .buffered(CONCURRENCY)
+        .try_collect()
+        .await
+}
+
+async fn of_fragment(
+    table: &LanceTable,
+    cache: &KeyCache,
+    base: &Arc<Dataset>,
+    fragment: Fragment,
+) -> Result<Arc<IdFilter>> {
+    let name = name_of(&fragment);
+    if let Some(filter) = cache.filter(&name).await {
+        return Ok(filter);
+    }
+    let path = path_of(table, &name);
+    let filter = match stored(table, &path).await {
+        Some(filter) => filter,
+        None => {
+            let filter = read_ids(table, base, fragment).await?;
+            if !table.read_only() {
+                let put = table.object_store().inner.put(&path, filter.to_bytes().into());
+                // Only a convenience for the next process.
+                if let Err(error) = put.await {
+                    tracing::debug!(%path, %error, "a fragment's id filter was not stored");
+                }
+            }
+            filter
+        }
+    };
+    let filter = Arc::new(filter);
+    cache.put_filter(&name, filter.clone()).await;
+    Ok(filter)
+}
+
+async fn stored(table: &LanceTable, path: &Path) -> Option<IdFilter> {
+    let found = table.object_store().inner.get(path).await.ok()?;
+    IdFilter::from_bytes(&found.bytes().await.ok()?)
+}
+
+async fn read_ids(table: &LanceTable, base: &Arc<Dataset>, fragment: Fragment) -> Result<IdFilter> {
+    let context = || table.context("reading the base's ids");
+    let rows = fragment.physical_rows.unwrap_or_default();
+    let mut filter = IdFilter::with_room_for(rows)?;
+    let schema = table.schema();
+    let mut scanner = base.scan();
+    scanner.project(&[schema.key_name()]).map_err(context())?;
+    scanner.with_fragments(vec![fragment]);
+    let mut batches = scanner.try_into_stream().await.map_err(context())?;
+    while let Some(batch) = batches.try_next().await.map_err(context())? {
+        for id in as_ids(batch.column(0))?.iter().flatten() {
+            filter.0.insert(id.as_bytes());
+        }
+    }
+    Ok(filter)
+}
+
+/// A fragment's data files name its ids.
+pub(super) fn name_of(fragment: &Fragment) -> String {
+    let names: Vec<_> = fragment
+        .files
+        .iter()
+        .map(|file| file.path.trim_end_matches(".lance"))
+        .collect();
+    format!("{}-{}", fragment.id, names.join("+"))
+}
+
+fn path_of(table: &LanceTable, name: &str) -> Path {
+    table
+        .base_path()
+        .clone()
+        .join(ROLLOUTS_DIR)
+        .join("id_filters")
+        .join(format!("{name}.sbbf"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_filter_answers_as_before() {
+        let mut filter = IdFilter::with_room_for(1_000).expect("room");
+        for i in 0..1_000 {
+            filter.0.insert(format!("id-{i}").as_bytes());
+        }
+        let back = IdFilter::from_bytes(&filter.to_bytes()).expect("reads");
+        assert!((0..1_000).all(|i| back.may_hold(&format!("id-{i}"))));
+        let wrong = (1_000..11_000).filter(|i| back.may_hold(&format!("id-{i}"))).count();
+        assert!(wrong < 100, "{wrong} of 10000 absent ids passed");
+    }
+
+    #[test]
+    fn what_is_not_a_filter_is_not_read() {
+        for bytes in [&b""[..], b"rollidf", b"something else entirely", b"rollidf1", b"rollidf1abc"] {
+            assert!(IdFilter::from_bytes(bytes).is_none(), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Memory over thousands of inserts and flushes on several tables that share one capped cache.
+//!
+//! A round inserts one row into one of the tables and flushes it. Every now and then the table is
+//! merged, and read.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use datafusion_rollouts::{RolloutStore, RuntimeSettings};
+
+use super::harness::args::Args;
+use super::harness::figure::{Figure, Goal};
+use super::harness::process::rss_bytes;
+use super::harness::rows::{Row, RowMaker};
+use super::harness::session::{Process, quiet};
+use super::harness::stats::slope;
+
+/// The name of this benchmark in its figures.
+const BENCH: &str = "memory";
+
+/// Generations of a table that are merged together.
+const MERGE_AFTER: u64 = 16;
+/// Rounds of a table between two reads.
+const READ_AFTER: u64 = 5;
+/// Of all rounds, the part that counts as warm-up.
+const WARM_UP: f64 = 0.3;
+
+/// How much is measured.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Inserts, each followed by a flush.
+    pub rounds: u64,
+    /// Tables they go to in turns.
+    pub tables: u64,
+    /// Cap of the cache the tables share.
+    pub cache_mib: u64,
+    /// Rounds between two looks at the memory.
+    pub every: u64,
+    /// Where the tables are made; none is the system's folder for temporary files.
+    pub dir: Option<PathBuf>,
+}
+
+/// Whose the caches are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// One capped cache for all tables.
+    Shared,
+    /// A default session for each table.
+    PerStore,
+}
+
+impl Options {
+    /// Reads the options; `--smoke` makes everything tiny.
+    pub fn from_args(args: &mut Args) -> Self {
+        let start = if args.flag("smoke") {
+            Self::smoke()
+        } else {
+            Self::standard()
+        };
+        let dir = args.get("dir", String::new());
+        Self {
+            rounds: args.get("rounds", start.rounds),
+            tables: args.get("tables", start.tables),
+            cache_mib: args.get("cache-mib", start.cache_mib),
+            every: start.every,
+            dir: (!dir.is_empty()).then(|| PathBuf::from(dir)),
+        }
+    }
+
+    fn standard() -> Self {
+        Self {
+            rounds: 2000,
+            tables: 4,
+            cache_mib: 64,
+            every: 100,
+            dir: None,
+        }
+    }
+
+    /// Enough to see that everything runs.
+    pub fn smoke() -> Self {
+        Self {
+            rounds: 80,
+            tables: 2,
+            every: 10,
+            ..Self::standard()
+        }
+    }
+}
+
+/// Measures one way of sharing.
+pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
+    let folder = match &options.dir {
+        Some(dir) => tempfile::tempdir_in(dir),
+        None => tempfile::tempdir(),
+    };
+    let folder = folder.expect("a folder");
+    let settings = RuntimeSettings {
+        cache_bytes: match sharing {
+            Sharing::Shared => options.cache_mib << 20,
+            Sharing::PerStore => 0,
+        },
+        local_fsync: false,
+        ..quiet()
+    };
+    let process = Process::new(settings, None);
+    let mut stores = Vec::new();
+    for table in 0..options.tables {
+        let name = format!("rollouts{table}");
+        stores.push(process.open(&name, &folder.path().join(&name)).await);
+    }
+    let started = Instant::now();
+    let points = rounds(&process, &stores, &options).await;
+    let seconds = started.elapsed().as_secs_f64();
+    process.shutdown().await;
+
+    let warm = options.rounds as f64 * WARM_UP;
+    let measured: Vec<_> = points
+        .iter()
+        .copied()
+        .filter(|(round, _)| *round >= warm)
+        .collect();
+    let kb_per_append = slope(&measured) / 1024.0;
+    let mut late: Vec<f64> = measured[measured.len() / 2..]
+        .iter()
+        .map(|(_, rss)| *rss)
+        .collect();
+    late.sort_by(f64::total_cmp);
+    let plateau = late[late.len() / 2] / f64::from(1 << 20);
+    let series: Vec<u64> = points.iter().map(|(_, rss)| *rss as u64 >> 20).collect();
+    let described = |figure: Figure| {
+        figure
+            .with("rounds", options.rounds)
+            .with("tables", options.tables)
+            .with("cache_mib", options.cache_mib)
+            .with("seconds", seconds.round())
+    };
+    let name = match sharing {
+        Sharing::Shared => "rss_kb_per_append",
+        Sharing::PerStore => "per_store_session_rss_kb_per_append",
+    };
+    let growth = described(Figure::new(BENCH, name, kb_per_append, "KB"))
+        .with("rss_mib", series)
+        .with("rss_every_rounds", options.every);
+    match sharing {
+        Sharing::Shared => vec![
+            growth.goal(Goal::AtMost(1.0)),
+            described(Figure::new(BENCH, "rss_plateau_mib", plateau, "MiB")),
+        ],
+        Sharing::PerStore => vec![growth],
+    }
+}
+
+/// Does the rounds; returns the memory at every so many.
+async fn rounds(
+    process: &Process,
+    stores: &[Arc<RolloutStore>],
+    options: &Options,
+) -> Vec<(f64, f64)> {
+    let mut maker = RowMaker::new(100);
+    maker.content = 1000;
+    maker.tokens = 64;
+    let mut points = Vec::new();
+    for round in 0..options.rounds {
+        let table = round % options.tables;
+        let store = &stores[table as usize];
+        store
+            .append(maker.batch(&[Row::new(round)]))
+            .await
+            .expect("appends");
+        store.flush().await.expect("flushes");
+        let turn = round / options.tables + 1;
+        if turn % MERGE_AFTER == 0 {
+            store.merge().await.expect("merges");
+        }
+        if turn % READ_AFTER == 0 {
+            let id = Row::new(round).id();
+            process
+                .sql(&format!(
+                    "SELECT avg(reward), count(*) FROM rollouts{table}"
+                ))
+                .await;
+            process
+                .sql(&format!("SELECT * FROM rollouts{table} WHERE id = '{id}'"))
+                .await;
+        }
+        if (round + 1) % options.every == 0 {
+            points.push(((round + 1) as f64, rss_bytes() as f64));
+        }
+    }
+    points
+}

@@ -10,7 +10,8 @@ SHELL := /bin/bash
 
 CARGO ?= cargo
 DEMO_DIR ?= demo-rollouts
-TARGET_DIR := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+# Wherever cargo is configured to build.
+TARGET_DIR = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -23,7 +23,7 @@ pub enum RolloutError {
 
     /// Storage answered with an error after bounded retries. What was acknowledged before is
     /// intact; the same call works again when the storage does.
-    #[error("{context}: {source}")]
+    #[error("{context}: {}", without_places(&source.to_string()))]
     Storage {
         /// What was being done, and on which object.
         context: String,
@@ -96,6 +96,38 @@ impl From<RolloutError> for DataFusionError {
             RolloutError::Exhausted(message) => Self::ResourcesExhausted(message),
             RolloutError::DataFusion(error) => error,
             other => Self::External(Box::new(other)),
+        }
+    }
+}
+
+/// Lance's errors end with the place in its sources where they arose, which tells a user nothing
+/// and shows where the program was built.
+pub(crate) fn without_places(message: &str) -> String {
+    let is_place = |part: &str| {
+        let mut end = part.rsplitn(3, ':');
+        let numbers = [end.next(), end.next()];
+        let numeric = |n: &Option<&str>| {
+            n.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        };
+        numbers.iter().all(numeric) && end.next().is_some_and(|file| file.ends_with(".rs"))
+    };
+    message
+        .split(", ")
+        .filter(|part| !is_place(part.trim()))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_in_sources_are_left_out() {
+        let lance = "LanceError(IO): gone, or so, /home/me/.cargo/registry/src/x/lance-14.0.2/src/io.rs:12:34";
+        assert_eq!(without_places(lance), "LanceError(IO): gone, or so");
+        for kept in ["plain", "a, b", "see main.rs, line 3", "1:2, 3:4"] {
+            assert_eq!(without_places(kept), kept);
         }
     }
 }

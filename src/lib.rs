@@ -53,7 +53,9 @@ pub use flush::MergeReport;
 pub use lance::session::Session;
 pub use options::{Freshness, RolloutSessionOptions, RuntimeSettings, TableOptions};
 pub use provider::{RolloutTableFactory, RolloutTableProvider};
-pub use runtime::{RolloutRuntime, RolloutRuntimeBuilder, RolloutStore, StoreHandle, build_session};
+pub use runtime::{
+    RolloutRuntime, RolloutRuntimeBuilder, RolloutStore, StoreHandle, build_session,
+};
 pub use schema::TableSchema;
 pub use session_ext::{RolloutSessionExt, TABLE_TYPE};
 pub use store::Location;

@@ -446,7 +446,10 @@ fn wrong_scope(info: &SettingInfo) -> RolloutError {
             info.name.replace('_', "-"),
             info.env.unwrap_or_default()
         ),
-        Scope::Session => format!("it belongs to the session: use SET rollout.{} = …", info.name),
+        Scope::Session => format!(
+            "it belongs to the session: use SET rollout.{} = …",
+            info.name
+        ),
         Scope::Table => format!(
             "it belongs to the table: use OPTIONS ('rollout.{}' '…') of CREATE EXTERNAL TABLE",
             info.name
@@ -495,6 +498,9 @@ mod tests {
         let error = settings.set("flush_intervall", "3").expect_err("typo");
         assert!(error.to_string().contains("flush_interval_secs"), "{error}");
         let error = settings.set("freshness", "latest").expect_err("session");
-        assert!(error.to_string().contains("SET rollout.freshness"), "{error}");
+        assert!(
+            error.to_string().contains("SET rollout.freshness"),
+            "{error}"
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 mod batch;
 mod defaults;
+mod dictionary;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use datafusion::logical_expr::Expr;
 
 pub(crate) use batch::{check_and_align, with_stamps};
 pub(crate) use defaults::{Markers, default_udfs, parse_stored_defaults, render_defaults};
+pub(crate) use dictionary::{DictionaryValues, small_dictionaries};
 
 use crate::error::{Result, RolloutError};
 
@@ -28,7 +30,7 @@ pub(crate) const DEFAULTS_METADATA: &str = "rollouts:defaults";
 
 const PRIMARY_KEY_METADATA: &str = "lance-schema:unenforced-primary-key";
 
-/// The type of [`INGESTED_AT`]: microseconds since the epoch, UTC.
+/// The type of `ingested_at`: microseconds since the epoch, UTC.
 pub(crate) fn stamp_type() -> DataType {
     DataType::Timestamp(TimeUnit::Microsecond, None)
 }
@@ -106,7 +108,7 @@ impl TableSchema {
         Self::build(&schema, 0, defaults)
     }
 
-    /// A schema with the columns of a CREATE statement, plus [`INGESTED_AT`] if they lack it.
+    /// A schema with the columns of a CREATE statement, plus `ingested_at` if they lack it.
     /// `primary_key` is the column a PRIMARY KEY clause named; without one, a column named `id`.
     ///
     /// # Errors
@@ -244,7 +246,7 @@ impl TableSchema {
         self.key
     }
 
-    /// The position of [`INGESTED_AT`], in tables that have it.
+    /// The position of `ingested_at`, in tables that have it.
     pub fn stamp_index(&self) -> Option<usize> {
         self.stamp
     }
@@ -374,7 +376,11 @@ mod tests {
     fn every_required_column_has_a_default() {
         let schema = TableSchema::rollouts();
         for field in schema.sql().fields().iter().filter(|f| !f.is_nullable()) {
-            assert!(schema.default_of(field.name()).is_some(), "{}", field.name());
+            assert!(
+                schema.default_of(field.name()).is_some(),
+                "{}",
+                field.name()
+            );
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use lance::Dataset;
 use lance::index::DatasetIndexExt;
 use lance_index::IndexType;
@@ -75,11 +76,14 @@ pub(super) async fn keep_up(table: &LanceTable, min_rows: u64) -> Result<()> {
     let mut indexed = base.as_ref().clone();
     let outcome = match wanted {
         Upkeep::Nothing => return Ok(()),
-        Upkeep::Create => create(&mut indexed, schema.key_name()).await,
-        Upkeep::Append => indexed.optimize_indices(&only(OptimizeOptions::append())).await,
+        Upkeep::Create => create(&mut indexed, schema.key_name()).boxed().await,
+        Upkeep::Append => {
+            let new = only(OptimizeOptions::append());
+            indexed.optimize_indices(&new).boxed().await
+        }
         Upkeep::Join => {
             let all = OptimizeOptions::merge(segments.len());
-            indexed.optimize_indices(&only(all)).await
+            indexed.optimize_indices(&only(all)).boxed().await
         }
     };
     match outcome {
@@ -123,7 +127,11 @@ mod tests {
             (1_000_000, 80_000, 1, Upkeep::Append),
             (1_000_000, 80_000, 8, Upkeep::Join),
         ] {
-            assert_eq!(upkeep(rows, unindexed, segments, 100), want, "{rows} {unindexed} {segments}");
+            assert_eq!(
+                upkeep(rows, unindexed, segments, 100),
+                want,
+                "{rows} {unindexed} {segments}"
+            );
         }
         assert_eq!(upkeep(1 << 40, 1 << 40, 0, 0), Upkeep::Nothing);
     }

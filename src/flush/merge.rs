@@ -15,18 +15,19 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use lance::Dataset;
-use lance::dataset::transaction::{Operation, Transaction, UpdateMode};
-use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode};
 use lance::dataset::mem_wal::ShardManifestStore;
 use lance::dataset::scanner::RowAddrTreeMap;
+use lance::dataset::transaction::{Operation, Transaction, UpdateMode};
+use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode};
 use lance_index::mem_wal::{CompactedSsTable, ShardManifest};
 use lance_table::format::Fragment;
 use lance_table::format::key_existence::{FilterType, KeyExistenceFilter, KeyValue};
 use uuid::Uuid;
 
 use crate::error::{Result, RolloutError};
+use crate::schema::{DictionaryValues, small_dictionaries};
 use crate::store::masks::{KeyCache, KeySource, Masks, RowSet};
 use crate::store::{Generation, LanceTable, scan_generation};
 
@@ -35,7 +36,7 @@ use crate::store::{Generation, LanceTable, scan_generation};
 pub struct MergeReport {
     /// Generations whose rows the base now holds.
     pub generations: usize,
-    /// Rows written to the base.
+    /// Rows with an id that was new to the base.
     pub rows_inserted: u64,
     /// Base rows replaced or deleted.
     pub rows_replaced: u64,
@@ -78,11 +79,15 @@ pub(crate) async fn prepare(
 ) -> Result<PreparedMerge> {
     let sources: Vec<_> = generations.iter().map(KeySource::generation).collect();
     let masks = Masks::build(table, cache, base, &sources).await?;
-    let rows_inserted: u64 = (0..sources.len()).map(|i| masks.live_rows(i)).sum();
-    let new_fragments = match rows_inserted {
-        0 => Vec::new(),
-        _ => write_winners(table, base, generations, &masks).await?,
-    };
+    let rows_written: u64 = (0..sources.len()).map(|i| masks.live_rows(i)).sum();
+    let rows_replaced = crate::store::masks::row_count(&masks.base);
+    let mut new_fragments = Vec::new();
+    for group in files(table, generations).await? {
+        let sources: Vec<_> = group.filter(|i| masks.live_rows(*i) > 0).collect();
+        if !sources.is_empty() {
+            new_fragments.extend(write_winners(table, base, generations, &masks, &sources).await?);
+        }
+    }
     let (updated_fragments, removed_fragment_ids) = delete_losers(table, base, &masks.base).await?;
     let mut progress: HashMap<Uuid, u64> = HashMap::new();
     for generation in generations {
@@ -125,8 +130,8 @@ pub(crate) async fn prepare(
         transaction: Transaction::new(base.version().version, operation, None),
         replaced,
         progress,
-        rows_inserted,
-        rows_replaced: crate::store::masks::row_count(&masks.base),
+        rows_inserted: rows_written.saturating_sub(rows_replaced),
+        rows_replaced,
         generations: generations.len(),
     })
 }
@@ -142,6 +147,7 @@ pub(crate) async fn commit(table: &LanceTable, prepared: &PreparedMerge) -> Resu
         .with_affected_rows(prepared.replaced.clone())
         .with_skip_auto_cleanup(true)
         .execute(prepared.transaction.clone())
+        .boxed()
         .await;
     match committed {
         Ok(base) => Ok(Committed::Done(table.advance_base(Arc::new(base)))),
@@ -178,7 +184,7 @@ pub(crate) async fn forget_merged(
             Some((epoch, store)) => forget_in(store, *epoch, *merged).await,
             None => {
                 let store = table.manifest_store(*shard);
-                match store.refresh_latest().await {
+                match store.refresh_latest().boxed().await {
                     Ok(Some(manifest)) => forget_in(&store, manifest.writer_epoch, *merged).await,
                     Ok(None) => Ok(()),
                     Err(error) => Err(error),
@@ -207,18 +213,54 @@ async fn forget_in(store: &ShardManifestStore, epoch: u64, merged: u64) -> lance
         .map(|_| ())
 }
 
-/// Writes the winning rows of the generations as fragments no version names yet.
+/// Which generations go into one file: as many as their dictionary columns allow.
+async fn files(
+    table: &LanceTable,
+    generations: &[Arc<Generation>],
+) -> Result<Vec<std::ops::Range<usize>>> {
+    let schema = table.schema();
+    let small: Vec<_> = small_dictionaries(schema.stored())
+        .into_iter()
+        .filter_map(|name| schema.stored().index_of(name).ok())
+        .collect();
+    let columns = Arc::new(schema.stored().project(&small)?);
+    let mut files = Vec::new();
+    let mut from = 0;
+    let mut values = DictionaryValues::default();
+    for (i, generation) in generations.iter().enumerate() {
+        let mut own = DictionaryValues::default();
+        if !small.is_empty() {
+            let mut batches = scan_generation(generation, &RowSet::new(), &columns).await?;
+            while let Some(batch) = batches.try_next().await? {
+                own = own.joined(&DictionaryValues::of(&batch)?)?;
+            }
+        }
+        match values.joined(&own) {
+            Ok(joined) => values = joined,
+            Err(_) => {
+                files.push(from..i);
+                from = i;
+                values = own;
+            }
+        }
+    }
+    files.push(from..generations.len());
+    Ok(files)
+}
+
+/// Writes the winning rows of some generations as fragments no version names yet.
 async fn write_winners(
     table: &LanceTable,
     base: &Arc<Dataset>,
     generations: &[Arc<Generation>],
     masks: &Masks,
+    sources: &[usize],
 ) -> Result<Vec<Fragment>> {
     let schema = table.schema();
-    let mut streams = Vec::new();
-    for (generation, masked) in generations.iter().zip(&masks.sources) {
-        streams.push((generation.clone(), masked.clone()));
-    }
+    let streams: Vec<_> = sources
+        .iter()
+        .map(|i| (generations[*i].clone(), masks.sources[*i].clone()))
+        .collect();
     let stored = schema.stored().clone();
     let columns = stored.clone();
     let rows = futures::stream::iter(streams)
@@ -238,6 +280,7 @@ async fn write_winners(
     let written = InsertBuilder::new(base.clone())
         .with_params(&params)
         .execute_uncommitted_stream(source)
+        .boxed()
         .await
         .map_err(table.context("writing merged rows"))?;
     match written.operation {
@@ -261,6 +304,7 @@ pub(crate) async fn delete_losers(
             })?;
             let changed = fragment
                 .extend_deletions(rows)
+                .boxed()
                 .await
                 .map_err(table.context("marking replaced rows"))?;
             Ok::<_, RolloutError>((id, changed.map(|fragment| fragment.metadata().clone())))

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use datafusion::common::runtime::SpawnedTask;
 use lance::dataset::mem_wal::ShardManifestStore;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -79,6 +79,7 @@ pub(crate) struct Maintenance {
     snapshots: Arc<SnapshotCache>,
     keys: KeyCache,
     settings: Arc<RuntimeSettings>,
+    recovered: OnceCell<()>,
     flushing: tokio::sync::Mutex<()>,
     merging: tokio::sync::Mutex<()>,
     flushed: Notify,
@@ -106,6 +107,7 @@ impl Maintenance {
             snapshots,
             keys,
             settings,
+            recovered: OnceCell::new(),
             flushing: tokio::sync::Mutex::new(()),
             merging: tokio::sync::Mutex::new(()),
             flushed: Notify::new(),
@@ -137,9 +139,13 @@ impl Maintenance {
     /// # Errors
     /// A lane that could not be flushed; its rows stay durable in the log.
     pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
+        self.refuse_read_only("flushed")?;
         let _one = self.flushing.lock().await;
         let started = Instant::now();
-        let result = self.insert.flush().await;
+        let result = match self.recover().await {
+            Ok(()) => self.insert.flush().await,
+            Err(error) => Err(error),
+        };
         // Even a failed flush may have made some generations.
         self.snapshots.changed();
         let rows = result.as_ref().map(|report| report.rows).unwrap_or(0);
@@ -157,12 +163,7 @@ impl Maintenance {
     /// # Errors
     /// A source that cannot be read, or commits that kept losing.
     pub(crate) async fn merge_now(&self) -> Result<MergeReport> {
-        if self.table.read_only() {
-            return Err(RolloutError::Unsupported(format!(
-                "the table at {} is open read-only: nothing is merged",
-                self.table.location()
-            )));
-        }
+        self.refuse_read_only("merged")?;
         let _one = self.merging.lock().await;
         let started = Instant::now();
         let result = self.merge_all().await;
@@ -178,9 +179,24 @@ impl Maintenance {
         result
     }
 
-    /// The rows are merged already: an index that lags only makes lookups slower.
+    fn refuse_read_only(&self, what: &str) -> Result<()> {
+        match self.table.read_only() {
+            true => Err(RolloutError::Unsupported(format!(
+                "the table at {} is open read-only: nothing is {what}",
+                self.table.location()
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// The rows are merged already: an index or a filter that lags only makes lookups slower.
     async fn keep_up_index(&self) {
         let min_rows = self.settings.id_index_min_rows;
+        let base = self.table.base();
+        if let Err(error) = crate::store::masks::make_filters(&self.table, &self.keys, &base).await
+        {
+            tracing::warn!(table = %self.table.location(), %error, "keeping up the filters of ids");
+        }
         if let Err(error) = index::keep_up(&self.table, min_rows).await {
             tracing::warn!(table = %self.table.location(), %error, "keeping up the index on ids");
         }
@@ -213,7 +229,11 @@ impl Maintenance {
                 }
                 Committed::Refused(reason) => {
                     refusals += 1;
-                    tracing::debug!(refusals, reason, "a merge was refused and is worked out again");
+                    tracing::debug!(
+                        refusals,
+                        reason,
+                        "a merge was refused and is worked out again"
+                    );
                     // Those who collide once should not march in step.
                     let spread = Uuid::new_v4().as_u128() as u64 % (20 * refusals as u64 + 1);
                     tokio::time::sleep(Duration::from_millis(spread)).await;
@@ -251,7 +271,7 @@ impl Maintenance {
     }
 
     async fn flush_loop(self: Arc<Self>) {
-        if let Err(error) = self.recover().await {
+        if let Err(error) = self.flush_earlier_life().await {
             tracing::warn!(table = %self.table.location(), %error, "recovering an earlier life's rows");
         }
         loop {
@@ -268,10 +288,20 @@ impl Maintenance {
         }
     }
 
-    /// A fixed name whose earlier life ended without a word: its rows are replayed and flushed.
+    /// A fixed name whose earlier life ended without a word: its rows are replayed, once.
     async fn recover(&self) -> Result<()> {
-        if self.leases.earlier_life_unfinished().await? {
-            self.insert.recover().await?;
+        let recovered = self.recovered.get_or_try_init(|| async {
+            if self.leases.earlier_life_unfinished().await? {
+                self.insert.recover().await?;
+            }
+            Ok(())
+        });
+        recovered.await.copied()
+    }
+
+    async fn flush_earlier_life(&self) -> Result<()> {
+        self.recover().await?;
+        if self.insert.has_unflushed().await {
             self.flush_now().await?;
         }
         Ok(())
@@ -293,10 +323,15 @@ impl Maintenance {
     async fn merge_if_due(&self) -> Result<()> {
         let snapshot = self.fresh_snapshot().await?;
         let waiting = waiting(&snapshot.generations);
-        let age = self
-            .oldest_waiting
-            .lock()
-            .map_or(Duration::ZERO, |since| since.elapsed());
+        let age = match waiting.is_empty() {
+            true => Duration::ZERO,
+            // Whoever made them, they have waited since this process first saw them.
+            false => self
+                .oldest_waiting
+                .lock()
+                .get_or_insert_with(Instant::now)
+                .elapsed(),
+        };
         if policy::should_merge(&waiting, age, &self.settings) {
             self.merge_now().await?;
         }
@@ -304,12 +339,10 @@ impl Maintenance {
     }
 
     async fn lease_loop(self: Arc<Self>) {
-        let ttl = self.leases.ttl();
-        let mut looked = Instant::now();
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(ttl / 2) => {}
+                () = tokio::time::sleep(self.leases.ttl() / 2) => {}
             }
             let started = Instant::now();
             match self.leases.renew().await {
@@ -320,12 +353,9 @@ impl Maintenance {
                 }
                 Err(error) => self.record(TaskKind::Lease, started, 0, Some(&error)),
             }
-            if looked.elapsed() >= ttl {
-                looked = Instant::now();
-                if let Err(error) = self.adopt_dead().await {
-                    self.record(TaskKind::Adopt, started, 0, Some(&error));
-                    tracing::warn!(table = %self.table.location(), %error, "adopting dead writers' shards");
-                }
+            if let Err(error) = self.adopt_dead().await {
+                self.record(TaskKind::Adopt, started, 0, Some(&error));
+                tracing::warn!(table = %self.table.location(), %error, "adopting dead writers' shards");
             }
         }
     }

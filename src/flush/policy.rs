@@ -17,8 +17,8 @@ pub(super) fn should_merge(waiting: &[Waiting], age: Duration, settings: &Runtim
         return false;
     }
     let bytes: u64 = waiting.iter().map(|generation| generation.bytes).sum();
-    let by_count = settings.merge_after_generations > 0
-        && waiting.len() >= settings.merge_after_generations;
+    let by_count =
+        settings.merge_after_generations > 0 && waiting.len() >= settings.merge_after_generations;
     let by_bytes = settings.merge_after_bytes > 0 && bytes >= settings.merge_after_bytes;
     let by_age = !settings.merge_max_age.is_zero() && age >= settings.merge_max_age;
     by_count || by_bytes || by_age
@@ -43,7 +43,10 @@ mod tests {
     use super::*;
 
     fn waiting(bytes: &[u64]) -> Vec<Waiting> {
-        bytes.iter().map(|bytes| Waiting { bytes: *bytes }).collect()
+        bytes
+            .iter()
+            .map(|bytes| Waiting { bytes: *bytes })
+            .collect()
     }
 
     #[test]
@@ -62,7 +65,11 @@ mod tests {
             (vec![60, 60], young, true),
             (vec![1], Duration::from_secs(60), true),
         ] {
-            assert_eq!(should_merge(&waiting(&bytes), age, &settings), want, "{bytes:?}");
+            assert_eq!(
+                should_merge(&waiting(&bytes), age, &settings),
+                want,
+                "{bytes:?}"
+            );
         }
     }
 
@@ -75,7 +82,11 @@ mod tests {
             ..Default::default()
         };
         let many = waiting(&[1 << 40; 1000]);
-        assert!(!should_merge(&many, Duration::from_secs(1 << 30), &settings));
+        assert!(!should_merge(
+            &many,
+            Duration::from_secs(1 << 30),
+            &settings
+        ));
     }
 
     #[test]
@@ -87,7 +98,11 @@ mod tests {
             (vec![1], 0, 1),
             (vec![], 10, 0),
         ] {
-            assert_eq!(pass_length(&waiting(&bytes), bound), want, "{bytes:?} {bound}");
+            assert_eq!(
+                pass_length(&waiting(&bytes), bound),
+                want,
+                "{bytes:?} {bound}"
+            );
         }
     }
 }

@@ -18,8 +18,8 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
 };
-use datafusion::sql::TableReference;
 use datafusion::sql::ResolvedTableReference;
+use datafusion::sql::TableReference;
 
 use super::Report;
 use crate::error::{Result, RolloutError};
@@ -241,7 +241,11 @@ impl ExecutionPlan for ReportExec {
         };
         Ok(Box::pin(RecordBatchStreamAdapter::new(
             self.properties.eq_properties.schema().clone(),
-            futures::stream::once(async move { answer.await.map_err(|e: RolloutError| DataFusionError::from(e)) }),
+            futures::stream::once(async move {
+                answer
+                    .await
+                    .map_err(|e: RolloutError| DataFusionError::from(e))
+            }),
         )))
     }
 }

@@ -51,10 +51,16 @@ impl Report for Generations {
                 Arc::new(StringArray::from_iter_values(
                     waiting.iter().map(|g| g.shard.to_string()),
                 )),
-                Arc::new(UInt64Array::from_iter_values(waiting.iter().map(|g| g.number))),
-                Arc::new(StringArray::from_iter_values(waiting.iter().map(|g| &g.folder))),
+                Arc::new(UInt64Array::from_iter_values(
+                    waiting.iter().map(|g| g.number),
+                )),
+                Arc::new(StringArray::from_iter_values(
+                    waiting.iter().map(|g| &g.folder),
+                )),
                 Arc::new(UInt64Array::from_iter(rows)),
-                Arc::new(UInt64Array::from_iter_values(waiting.iter().map(|g| g.bytes))),
+                Arc::new(UInt64Array::from_iter_values(
+                    waiting.iter().map(|g| g.bytes),
+                )),
             ],
         )?)
     }

@@ -45,8 +45,12 @@ impl Report for MaintenanceTasks {
         Ok(RecordBatch::try_new(
             self.schema(),
             vec![
-                Arc::new(StringArray::from_iter_values(status.iter().map(|(kind, _)| *kind))),
-                Arc::new(UInt64Array::from_iter_values(status.iter().map(|(_, s)| s.runs))),
+                Arc::new(StringArray::from_iter_values(
+                    status.iter().map(|(kind, _)| *kind),
+                )),
+                Arc::new(UInt64Array::from_iter_values(
+                    status.iter().map(|(_, s)| s.runs),
+                )),
                 Arc::new(Float64Array::from_iter(
                     status
                         .iter()
@@ -55,7 +59,7 @@ impl Report for MaintenanceTasks {
                 Arc::new(Float64Array::from_iter(
                     status
                         .iter()
-                        .map(|(_, s)| ran(s).then(|| s.last_duration.as_secs_f64())),
+                        .map(|(_, s)| ran(s).then_some(s.last_duration.as_secs_f64())),
                 )),
                 Arc::new(UInt64Array::from_iter(
                     status.iter().map(|(_, s)| ran(s).then_some(s.last_rows)),

@@ -43,7 +43,9 @@ impl Report for Settings {
         _store: Option<&Arc<RolloutStore>>,
     ) -> Result<RecordBatch> {
         // Session and table settings have a value per session and per table: SHOW tells the former.
-        let values = SETTINGS.iter().map(|info| runtime.settings().get(info.name));
+        let values = SETTINGS
+            .iter()
+            .map(|info| runtime.settings().get(info.name));
         let text = |of: fn(&crate::options::SettingInfo) -> &'static str| {
             Arc::new(StringArray::from_iter_values(SETTINGS.iter().map(of)))
         };
@@ -51,7 +53,9 @@ impl Report for Settings {
             self.schema(),
             vec![
                 Arc::new(StringArray::from_iter_values(
-                    SETTINGS.iter().map(|info| format!("{PREFIX}.{}", info.name)),
+                    SETTINGS
+                        .iter()
+                        .map(|info| format!("{PREFIX}.{}", info.name)),
                 )),
                 text(|info| info.scope.as_str()),
                 Arc::new(StringArray::from_iter(values)),

@@ -87,7 +87,10 @@ impl Report for Shards {
                 figures(&|m| m.current_generation),
                 figures(&|m| done(&m.shard_id)),
                 figures(&|m| {
-                    let waiting = m.sstables.iter().filter(|s| s.generation > done(&m.shard_id));
+                    let waiting = m
+                        .sstables
+                        .iter()
+                        .filter(|s| s.generation > done(&m.shard_id));
                     waiting.count() as u64
                 }),
                 figures(&|m| m.replay_after_wal_entry_position),

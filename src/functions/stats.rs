@@ -81,7 +81,7 @@ impl Report for Stats {
             read(&counters.put_micros),
             insert.lanes_open() as u64,
             insert.queued_rows() as u64,
-            insert.unflushed_bytes().await,
+            insert.unflushed_row_bytes().await,
             store.budget().in_use().await,
             store.budget().bound(),
             waits,

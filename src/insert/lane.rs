@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use async_trait::async_trait;
+use futures::FutureExt;
 use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
 use lance::dataset::mem_wal::write::{BackpressureController, ShardMemory};
 use lance::dataset::mem_wal::{DatasetMemWalExt, ShardWriter, ShardWriterConfig};
@@ -58,7 +59,12 @@ impl std::ops::Deref for Resident {
 
 impl std::fmt::Debug for Resident {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "writer of shard {} (epoch {})", self.shard_id(), self.epoch())
+        write!(
+            f,
+            "writer of shard {} (epoch {})",
+            self.shard_id(),
+            self.epoch()
+        )
     }
 }
 
@@ -140,13 +146,13 @@ impl Lane {
         let mut first = true;
         loop {
             let started = Instant::now();
-            let error = match within(patience, writer.put(batches.clone())).await {
+            let error = match within(patience, writer.put(batches.clone()).boxed()).await {
                 Some(Ok(_)) => {
                     let took = started.elapsed();
                     if took < LONG_PUT {
                         return Ok(took);
                     }
-                    match writer.check_fenced().await {
+                    match writer.check_fenced().boxed().await {
                         Ok(()) => return Ok(took),
                         Err(error) => error,
                     }
@@ -186,7 +192,10 @@ impl Lane {
     async fn invalidate(&self, broken: &Arc<Resident>) {
         let _opening = self.opening.lock().await;
         let mut slot = self.slot.write();
-        if slot.as_ref().is_some_and(|current| Arc::ptr_eq(current, broken)) {
+        if slot
+            .as_ref()
+            .is_some_and(|current| Arc::ptr_eq(current, broken))
+        {
             *slot = None;
             retire(broken.clone());
         }
@@ -231,7 +240,7 @@ impl Lane {
         let Some(writer) = self.used_writer().await? else {
             return Ok(Vec::new());
         };
-        let (writer, memtables) = match writer.in_memory_memtable_refs().await {
+        let (writer, memtables) = match writer.in_memory_memtable_refs().boxed().await {
             Ok(memtables) => (writer, memtables),
             // A broken writer no longer shows its rows; its replacement has replayed them.
             Err(_) => {
@@ -309,7 +318,7 @@ async fn observe_stamps(table: &LanceTable, writer: &ShardWriter) {
     let Some(stamp) = schema.stamp_index() else {
         return;
     };
-    let Ok(memtables) = writer.in_memory_memtable_refs().await else {
+    let Ok(memtables) = writer.in_memory_memtable_refs().boxed().await else {
         return;
     };
     for memtable in memtables.frozen.iter().chain([&memtables.active]) {
@@ -331,9 +340,10 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
     let shard = writer.shard_id();
     let fence = writer
         .force_freeze_active()
+        .boxed()
         .await
         .map_err(table.context(format!("freezing shard {shard}")))?;
-    match tokio::time::timeout(FLUSH_PATIENCE, fence.wait()).await {
+    match tokio::time::timeout(FLUSH_PATIENCE, fence.wait().boxed()).await {
         Ok(done) => done.map_err(table.context(format!("flushing shard {shard}")))?,
         Err(_) => {
             return Err(RolloutError::Conflict(format!(
@@ -359,7 +369,7 @@ pub(super) struct Unflushed {
 /// Looks at what a writer holds. A broken writer does not tell: it counts as holding something, so
 /// that a flush looks closer.
 pub(super) async fn unflushed(writer: &Resident) -> Unflushed {
-    let Ok(memtables) = writer.in_memory_memtable_refs().await else {
+    let Ok(memtables) = writer.in_memory_memtable_refs().boxed().await else {
         return Unflushed {
             memtables: 1,
             rows: 1,
@@ -368,7 +378,7 @@ pub(super) async fn unflushed(writer: &Resident) -> Unflushed {
     // A flush tells its waiters a moment before its memtable is let go.
     let flushed_below = match memtables.frozen.is_empty() {
         true => 0,
-        false => match writer.manifest().await {
+        false => match writer.manifest().boxed().await {
             Ok(Some(manifest)) => manifest.current_generation,
             _ => 0,
         },

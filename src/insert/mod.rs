@@ -25,17 +25,19 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub(crate) use budget::UnflushedBudget;
-pub(crate) use lane::{flush_writer, open_shard};
 use lane::Lane;
-pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
+pub(crate) use lane::{flush_writer, open_shard};
 use queue::Queue;
+pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 pub(crate) use sink::RolloutSink;
 
 use crate::error::{Result, RolloutError};
 use crate::options::RuntimeSettings;
+use crate::schema::DictionaryValues;
 use crate::store::{LanceTable, LeaseKeeper};
 
 /// Counters of one store's inserts, for `rollout_stats`.
@@ -57,13 +59,18 @@ pub(crate) struct InsertCounters {
 
 impl InsertCounters {
     fn record_put(&self, took: Duration, statements: usize, rows: usize) {
-        self.statements.fetch_add(statements as u64, Ordering::Relaxed);
+        self.statements
+            .fetch_add(statements as u64, Ordering::Relaxed);
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
         self.puts.fetch_add(1, Ordering::Relaxed);
         let took = took.as_micros() as u64;
         // A plain moving average; two lanes racing lose a sample, which does no harm.
         let known = self.put_micros.load(Ordering::Relaxed);
-        let next = if known == 0 { took } else { (known * 7 + took) / 8 };
+        let next = if known == 0 {
+            took
+        } else {
+            (known * 7 + took) / 8
+        };
         self.put_micros.store(next, Ordering::Relaxed);
     }
 }
@@ -103,6 +110,8 @@ pub(crate) struct InsertPath {
     queue: Queue,
     counters: InsertCounters,
     put_timeout: Duration,
+    /// Values this process has put into small dictionary columns.
+    dictionaries: Mutex<DictionaryValues>,
 }
 
 impl InsertPath {
@@ -130,6 +139,7 @@ impl InsertPath {
             queue: Queue::new(settings.max_lanes),
             counters: InsertCounters::default(),
             put_timeout: settings.put_timeout,
+            dictionaries: Mutex::new(DictionaryValues::default()),
         })
     }
 
@@ -154,7 +164,7 @@ impl InsertPath {
     /// Puts checked rows in the queue; the receiver hears when they are durable.
     ///
     /// # Errors
-    /// The store is read-only or closed.
+    /// The store is read-only or closed, or a dictionary column would hold too many values.
     pub(crate) fn submit(
         self: &Arc<Self>,
         batch: RecordBatch,
@@ -164,6 +174,11 @@ impl InsertPath {
                 "the table at {} is open read-only: nothing is written",
                 self.table.location()
             )));
+        }
+        {
+            let mut known = self.dictionaries.lock();
+            let joined = known.joined(&DictionaryValues::of(&batch)?)?;
+            *known = joined;
         }
         let (receiver, lane) = self
             .queue
@@ -372,6 +387,19 @@ impl InsertPath {
             }
         }
         bytes
+    }
+
+    /// Bytes of the rows that are in no generation yet, without what their memtables need besides.
+    pub(crate) async fn unflushed_row_bytes(&self) -> u64 {
+        let mut bytes = 0;
+        for view in self.memtables().await.unwrap_or_default() {
+            bytes += view
+                .batches
+                .iter()
+                .map(RecordBatch::get_array_memory_size)
+                .sum::<usize>();
+        }
+        bytes as u64
     }
 
     /// Rows that wait for a lane.

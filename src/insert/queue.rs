@@ -8,7 +8,7 @@ use arrow_array::RecordBatch;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::error::{Result, RolloutError};
+use crate::error::{Result, RolloutError, without_places};
 use crate::schema::{TableSchema, with_stamps};
 use crate::store::StampClock;
 
@@ -230,11 +230,11 @@ impl Group {
                 Ok(put) => Ok(Receipt { put: *put, group }),
                 Err(PutFailure::NotWritten(context)) => Err(RolloutError::Storage {
                     context: "nothing of this put was written".to_string(),
-                    source: lance::Error::io(context.clone()),
+                    source: lance::Error::io(without_places(context)),
                 }),
                 Err(PutFailure::Fenced(message)) => Err(RolloutError::Fenced(message.clone())),
                 Err(PutFailure::Unknown(context)) => Err(RolloutError::OutcomeUnknown {
-                    context: context.clone(),
+                    context: without_places(context),
                     durable_rows: 0,
                     unknown_rows: rows,
                 }),

@@ -75,8 +75,7 @@ impl DataSink for RolloutSink {
         mut data: SendableRecordBatchStream,
         context: &Arc<TaskContext>,
     ) -> DataFusionResult<u64> {
-        let reservation =
-            MemoryConsumer::new("RolloutInsert").register(context.memory_pool());
+        let reservation = MemoryConsumer::new("RolloutInsert").register(context.memory_pool());
         let mut statement = Statement::new(self, reservation);
         while let Some(batch) = data.next().await {
             let step = match batch {
@@ -170,9 +169,9 @@ impl<'a> Statement<'a> {
         let Some((answer, rows, bytes)) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        let answer = answer.await.unwrap_or_else(|_| {
-            Err(RolloutError::Closed("the store is shut down".to_string()))
-        });
+        let answer = answer
+            .await
+            .unwrap_or_else(|_| Err(RolloutError::Closed("the store is shut down".to_string())));
         self.reservation.shrink(bytes);
         match answer {
             Ok(receipt) => {
@@ -231,7 +230,7 @@ impl<'a> Statement<'a> {
         match DataFusionError::from(error) {
             error if streamed => error.context(format!(
                 "{} rows of this INSERT are durable, the rest was not written; repeating it with \
-                 the same ids is safe",
+                 the same ids is safe (ids made by default would double its rows)",
                 self.durable
             )),
             error => error,

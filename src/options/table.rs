@@ -179,7 +179,12 @@ mod tests {
 
     #[test]
     fn every_spelling_arrives() {
-        for key in ["rollout.create", "format.create", "ROLLOUT.Create", "create"] {
+        for key in [
+            "rollout.create",
+            "format.create",
+            "ROLLOUT.Create",
+            "create",
+        ] {
             let mut options = TableOptions::default();
             options.set(key, "false").expect(key);
             assert!(!options.create, "{key}");
@@ -210,7 +215,9 @@ mod tests {
     #[cfg(feature = "aws")]
     fn storage_keys_are_known_and_not_printed() {
         let mut options = TableOptions::default();
-        options.set("aws.secret_access_key", "hush").expect("dotted");
+        options
+            .set("aws.secret_access_key", "hush")
+            .expect("dotted");
         options.set("aws_region", "eu-west-1").expect("plain");
         options.set("allow_http", "true").expect("client");
         let printed = format!("{options:?}");

@@ -7,7 +7,9 @@ use crate::error::{Result, RolloutError};
 /// Bytes: a whole number with an optional unit (B, KB, MB, GB, TB or KiB, MiB, GiB, TiB).
 pub(super) fn parse_bytes(name: &str, value: &str) -> Result<u64> {
     let text = value.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -45,7 +47,13 @@ pub(super) fn parse_seconds(name: &str, value: &str) -> Result<Duration> {
         .parse::<f64>()
         .ok()
         .and_then(|secs| Duration::try_from_secs_f64(secs).ok())
-        .ok_or_else(|| bad_value(name, value, "a number of seconds, 0 or more, such as 30 or 0.5"))
+        .ok_or_else(|| {
+            bad_value(
+                name,
+                value,
+                "a number of seconds, 0 or more, such as 30 or 0.5",
+            )
+        })
 }
 
 /// `true` or `false`.

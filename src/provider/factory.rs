@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider, TableProviderFactory};
 use datafusion::common::{Constraint, DFSchema};
 use datafusion::error::Result as DataFusionResult;
-use datafusion::logical_expr::{CreateExternalTable, Expr};
+use datafusion::logical_expr::{CreateExternalTable, Expr, ExprSchemable};
 
 use super::RolloutTableProvider;
 use crate::error::{Result, RolloutError};
@@ -79,16 +79,25 @@ fn declared_schema(cmd: &CreateExternalTable) -> Result<Option<TableSchema>> {
     }
     let defaults: HashMap<String, Expr> = cmd.column_defaults.clone();
     for (column, default) in &defaults {
-        check_default(column, default)?;
+        check_default(columns, column, default)?;
     }
     TableSchema::declared(columns, primary_key, defaults).map(Some)
 }
 
 /// A default stands for itself: it cannot look at other columns.
-fn check_default(column: &str, default: &Expr) -> Result<()> {
-    use datafusion::logical_expr::ExprSchemable;
-    default.get_type(&DFSchema::empty()).map_err(|error| {
+fn check_default(columns: &Schema, column: &str, default: &Expr) -> Result<()> {
+    let wrong = |error: &dyn std::fmt::Display| {
         RolloutError::invalid(format!("DEFAULT of column '{column}' ({default}): {error}"))
-    })?;
+    };
+    let nothing = DFSchema::empty();
+    default.get_type(&nothing).map_err(|error| wrong(&error))?;
+    if let (Expr::Literal(value, _), Ok(field)) = (default, columns.field_with_name(column)) {
+        let cast = value
+            .cast_to(field.data_type())
+            .map_err(|error| wrong(&error))?;
+        if cast.is_null() && !value.is_null() {
+            return Err(wrong(&format!("it is not a {}", field.data_type())));
+        }
+    }
     Ok(())
 }

@@ -5,8 +5,8 @@
 //! literals, joined by AND, OR and NOT. Everything else stays with DataFusion above the scan.
 
 use arrow_schema::{DataType, Schema};
-use datafusion::scalar::ScalarValue;
 use datafusion::logical_expr::{BinaryExpr, Expr, Operator, TableProviderFilterPushDown};
+use datafusion::scalar::ScalarValue;
 
 /// Whether the scan takes a filter over.
 pub(super) fn classify(filter: &Expr, schema: &Schema) -> TableProviderFilterPushDown {
@@ -90,7 +90,16 @@ fn is_column_with_literal(column: &Expr, literal: &Expr, schema: &Schema) -> boo
     let (Some(column), Expr::Literal(value, _)) = (column_type(column, schema), literal) else {
         return false;
     };
-    is_plain(column) && &value.data_type() == column
+    is_plain(column) && &value.data_type() == column && !is_float_zero(value)
+}
+
+/// Storage takes -0.0 for 0.0, DataFusion orders one before the other.
+fn is_float_zero(value: &ScalarValue) -> bool {
+    match value {
+        ScalarValue::Float32(Some(value)) => *value == 0.0,
+        ScalarValue::Float64(Some(value)) => *value == 0.0,
+        _ => false,
+    }
 }
 
 fn column_type<'a>(expr: &Expr, schema: &'a Schema) -> Option<&'a DataType> {
@@ -137,13 +146,23 @@ mod tests {
     fn ids_are_found_among_the_conjuncts() {
         let id = || col("id");
         let some = |ids: &[&str]| {
-            Some(ids.iter().map(|id| ScalarValue::from(*id)).collect::<Vec<_>>())
+            Some(
+                ids.iter()
+                    .map(|id| ScalarValue::from(*id))
+                    .collect::<Vec<_>>(),
+            )
         };
         for (filters, want) in [
             (vec![id().eq(lit("a"))], some(&["a"])),
             (vec![lit("a").eq(id())], some(&["a"])),
-            (vec![col("reward").gt(lit(1.0_f32)).and(id().eq(lit("a")))], some(&["a"])),
-            (vec![id().in_list(vec![lit("a"), lit("b")], false)], some(&["a", "b"])),
+            (
+                vec![col("reward").gt(lit(1.0_f32)).and(id().eq(lit("a")))],
+                some(&["a"]),
+            ),
+            (
+                vec![id().in_list(vec![lit("a"), lit("b")], false)],
+                some(&["a", "b"]),
+            ),
             (vec![id().in_list(vec![lit("a")], true)], None),
             (vec![id().eq(lit("a")).or(id().eq(lit("b")))], None),
             (vec![id().eq(col("rollout_id"))], None),
@@ -160,14 +179,28 @@ mod tests {
         let cases = [
             (reward().gt(lit(0.5_f32)), true),
             (reward().gt(lit(0.5_f64)), false),
+            (reward().gt(lit(0.0_f32)), false),
+            (reward().gt(lit(-0.0_f32)), false),
             (lit(0.5_f32).lt(reward()), true),
-            (reward().eq(Expr::Literal(ScalarValue::Float32(None), None)), true),
+            (
+                reward().eq(Expr::Literal(ScalarValue::Float32(None), None)),
+                true,
+            ),
             (reward().is_null().or(reward().eq(lit(1.0_f32))), true),
             (reward().eq(col("score")), false),
             ((reward() + lit(1.0_f32)).gt(lit(2.0_f32)), false),
             (col("id").in_list(vec![lit("a"), lit("b")], true), true),
-            (col("id").in_list(vec![lit("a"), col("rollout_id")], false), false),
-            (col("content").like(Expr::Literal(ScalarValue::LargeUtf8(Some("a%".into())), None)), true),
+            (
+                col("id").in_list(vec![lit("a"), col("rollout_id")], false),
+                false,
+            ),
+            (
+                col("content").like(Expr::Literal(
+                    ScalarValue::LargeUtf8(Some("a%".into())),
+                    None,
+                )),
+                true,
+            ),
             (col("include_in_training"), true),
             (Expr::Not(Box::new(col("include_in_training"))), true),
             (col("role").eq(lit("assistant")), false),

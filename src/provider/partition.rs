@@ -51,7 +51,10 @@ pub(super) fn spread(
     all.sort_by_key(|piece| std::cmp::Reverse(piece.rows));
     let mut spread: Vec<(u64, Vec<Piece>)> = vec![(0, Vec::new()); parts];
     for piece in all {
-        if let Some((rows, part)) = spread.iter_mut().min_by_key(|(rows, part)| (*rows, part.len())) {
+        if let Some((rows, part)) = spread
+            .iter_mut()
+            .min_by_key(|(rows, part)| (*rows, part.len()))
+        {
             *rows += piece.rows;
             part.push(piece);
         }
@@ -108,6 +111,12 @@ mod tests {
     fn parts_are_about_equal_and_never_none() {
         assert_eq!(spread(&[], &[], &[], 4), vec![Vec::new()]);
         let parts = spread(&[10, 10, 10, 10], &[], &[], 2);
-        assert_eq!(parts, vec![vec![WorkUnit::Base(vec![0, 2])], vec![WorkUnit::Base(vec![1, 3])]]);
+        assert_eq!(
+            parts,
+            vec![
+                vec![WorkUnit::Base(vec![0, 2])],
+                vec![WorkUnit::Base(vec![1, 3])]
+            ]
+        );
     }
 }

@@ -21,7 +21,7 @@ use datafusion::physical_expr::execution_props::ExecutionProps;
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr, create_physical_expr};
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{
-    BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet,
+    BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, RecordOutput,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
@@ -98,7 +98,9 @@ impl RolloutScanExec {
                 let masked = view.masks.base.get(&(fragment.id as u32));
                 let masked = masked.map_or(0, |rows| rows.len());
                 // A fragment that does not tell its size is read all the same.
-                fragment.num_rows().map_or(1, |rows| rows as u64 - masked.min(rows as u64))
+                fragment
+                    .num_rows()
+                    .map_or(1, |rows| rows as u64 - masked.min(rows as u64))
             })
             .collect();
         let generations = view.snapshot.generations.len();
@@ -110,7 +112,12 @@ impl RolloutScanExec {
         let memtable_rows: Vec<u64> = (generations..generations + view.memtables.len())
             .map(live)
             .collect();
-        let partitions = spread(&fragments, &generation_rows, &memtable_rows, target_partitions);
+        let partitions = spread(
+            &fragments,
+            &generation_rows,
+            &memtable_rows,
+            target_partitions,
+        );
         let rows = view
             .masks
             .base_live_rows(&view.snapshot.base)
@@ -173,7 +180,12 @@ fn unqualified(expr: Expr) -> DataFusionResult<Expr> {
 impl DisplayAs for RolloutScanExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let recipe = &self.recipe;
-        let names: Vec<_> = recipe.columns.fields().iter().map(|c| c.name().as_str()).collect();
+        let names: Vec<_> = recipe
+            .columns
+            .fields()
+            .iter()
+            .map(|c| c.name().as_str())
+            .collect();
         let filters: Vec<_> = recipe.filters.iter().map(ToString::to_string).collect();
         let lines = t == DisplayFormatType::TreeRender;
         let separator = if lines { "\n" } else { ", " };
@@ -258,12 +270,14 @@ impl ExecutionPlan for RolloutScanExec {
         };
         let baseline = BaselineMetrics::new(&self.metrics, partition);
         let opened = MetricBuilder::new(&self.metrics).counter("sources_opened", partition);
+        let bytes_read = MetricBuilder::new(&self.metrics).counter("bytes_read", partition);
         let superseded = MetricBuilder::new(&self.metrics).counter("rows_superseded", partition);
         let spec = Arc::new(ScanSpec {
             columns: self.recipe.columns.clone(),
             filter: conjunction(self.recipe.filters.clone()),
             limit: self.recipe.limit,
             batch_size: Some(context.session_config().batch_size()),
+            bytes_read: Some(bytes_read),
         });
         let reader = Arc::new(UnitReader {
             view: self.view.clone(),
@@ -285,7 +299,9 @@ impl ExecutionPlan for RolloutScanExec {
         let mut returned = 0;
         let stream = batches
             .try_filter(|batch| futures::future::ready(batch.num_rows() > 0))
-            .inspect_ok(move |batch| baseline.record_output(batch.num_rows()))
+            .inspect_ok(move |batch| {
+                batch.record_output(&baseline);
+            })
             .try_take_while(move |batch| {
                 // Each source stops at the limit by itself; together they may pass it once.
                 let more = limit.is_none_or(|limit| returned < limit);

@@ -16,8 +16,8 @@ use lance_io::object_store::WrappingObjectStore;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-pub use cache::build_session;
 use cache::SharedCache;
+pub use cache::build_session;
 pub use store::RolloutStore;
 pub(crate) use store::{Pruned, ReadView};
 
@@ -288,7 +288,10 @@ impl Drop for StoreHandle {
             return;
         };
         let release = move |mut open: OwnedMutexGuard<Option<OpenStore>>| async move {
-            let Some(known) = open.as_mut().filter(|known| Arc::ptr_eq(&known.store, &store)) else {
+            let Some(known) = open
+                .as_mut()
+                .filter(|known| Arc::ptr_eq(&known.store, &store))
+            else {
                 return;
             };
             known.handles -= 1;
@@ -303,7 +306,9 @@ impl Drop for StoreHandle {
         // Taken here when it is free, so that whoever opens next waits for this close.
         match place.open.clone().try_lock_owned() {
             Ok(guard) => drop(tokio.spawn(release(guard))),
-            Err(_) => drop(tokio.spawn(async move { release(place.open.clone().lock_owned().await).await })),
+            Err(_) => drop(
+                tokio.spawn(async move { release(place.open.clone().lock_owned().await).await }),
+            ),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use lance::dataset::mem_wal::ShardManifestStore;
 use datafusion::scalar::ScalarValue;
+use lance::dataset::mem_wal::ShardManifestStore;
 use lance::session::Session;
 use uuid::Uuid;
 
@@ -209,7 +209,9 @@ impl RolloutStore {
         let mut memtables = self.insert.memtables().await?;
         let mut at_least: HashMap<Uuid, u64> = HashMap::new();
         for memtable in &memtables {
-            let lowest = at_least.entry(memtable.shard).or_insert(memtable.generation);
+            let lowest = at_least
+                .entry(memtable.shard)
+                .or_insert(memtable.generation);
             *lowest = memtable.generation.min(*lowest);
         }
         for (shard, next) in self.insert.next_generations().await {
@@ -263,7 +265,9 @@ impl RolloutStore {
             }
         }
         let sources = 0..view.snapshot.generations.len() + view.memtables.len();
-        pruned.sources.extend(sources.filter(|source| !view.masks.source_has(*source, &ids)));
+        pruned
+            .sources
+            .extend(sources.filter(|source| !view.masks.source_has(*source, &ids)));
         Ok(pruned)
     }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray};
+use arrow_array::{
+    Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray,
+};
 use arrow_schema::DataType;
 
 use super::{Markers, TableSchema};
@@ -149,9 +151,17 @@ mod tests {
         let rows = ids.len();
         RecordBatch::try_from_iter_with_nullable([
             ("id", Arc::new(StringArray::from(ids)) as ArrayRef, true),
-            ("rollout_id", Arc::new(StringArray::from(rollouts)) as _, true),
+            (
+                "rollout_id",
+                Arc::new(StringArray::from(rollouts)) as _,
+                true,
+            ),
             ("mask", Arc::new(Int32Array::from(masks)) as _, true),
-            ("ingested_at", Arc::new(Int64Array::from(vec![7; rows])) as _, true),
+            (
+                "ingested_at",
+                Arc::new(Int64Array::from(vec![7; rows])) as _,
+                true,
+            ),
         ])
         .expect("batch")
     }
@@ -191,7 +201,9 @@ mod tests {
         let given = batch(vec![Some("a"), Some("b")], vec!["r", "r"], vec![1, 2]);
         let aligned = check_and_align(&schema(), &markers, &given).expect("aligns");
         let stamped = with_stamps(&schema(), aligned, 100).expect("stamps");
-        let stamps = stamped.column(3).as_primitive::<arrow::datatypes::TimestampMicrosecondType>();
+        let stamps = stamped
+            .column(3)
+            .as_primitive::<arrow::datatypes::TimestampMicrosecondType>();
         assert_eq!(stamps.values(), &[100, 101]);
     }
 }

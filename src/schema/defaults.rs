@@ -28,19 +28,19 @@ use crate::error::{Result, RolloutError};
 /// What a row-less default function makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    NewId,
-    SameAsId,
-    SameAsRolloutId,
+    Fresh,
+    OfId,
+    OfRollout,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::NewId, Self::SameAsId, Self::SameAsRolloutId];
+    const ALL: [Self; 3] = [Self::Fresh, Self::OfId, Self::OfRollout];
 
     fn name(self) -> &'static str {
         match self {
-            Self::NewId => "rollout_new_id",
-            Self::SameAsId => "rollout_same_as_id",
-            Self::SameAsRolloutId => "rollout_same_as_rollout_id",
+            Self::Fresh => "rollout_new_id",
+            Self::OfId => "rollout_same_as_id",
+            Self::OfRollout => "rollout_same_as_rollout_id",
         }
     }
 }
@@ -96,12 +96,12 @@ impl ScalarUDFImpl for DefaultFunction {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> DataFusionResult<ColumnarValue> {
         let constant = |text: String| ColumnarValue::Scalar(ScalarValue::Utf8(Some(text)));
         Ok(match self.kind {
-            Kind::NewId => {
+            Kind::Fresh => {
                 let ids = (0..args.number_rows).map(|_| Some(Uuid::now_v7().to_string()));
                 ColumnarValue::Array(Arc::new(StringArray::from_iter(ids)))
             }
-            Kind::SameAsId => constant(Markers::new().same_as_id),
-            Kind::SameAsRolloutId => constant(Markers::new().same_as_rollout_id),
+            Kind::OfId => constant(Markers::new().same_as_id),
+            Kind::OfRollout => constant(Markers::new().same_as_rollout_id),
         })
     }
 }
@@ -122,9 +122,9 @@ fn call(kind: Kind) -> Expr {
 pub(super) fn rollout_defaults() -> HashMap<String, Expr> {
     let now = datafusion::functions::datetime::expr_fn::now();
     HashMap::from([
-        ("id".to_string(), call(Kind::NewId)),
-        ("rollout_id".to_string(), call(Kind::SameAsId)),
-        ("problem_id".to_string(), call(Kind::SameAsRolloutId)),
+        ("id".to_string(), call(Kind::Fresh)),
+        ("rollout_id".to_string(), call(Kind::OfId)),
+        ("problem_id".to_string(), call(Kind::OfRollout)),
         ("sequence_order".to_string(), lit(0_i32)),
         ("role".to_string(), lit("assistant")),
         ("content_type".to_string(), lit("text/plain")),
@@ -183,7 +183,7 @@ mod tests {
         let defaults = HashMap::from([
             ("a".to_string(), lit("it's")),
             ("b".to_string(), lit(3_i64) + lit(4_i64)),
-            ("c".to_string(), call(Kind::NewId)),
+            ("c".to_string(), call(Kind::Fresh)),
         ]);
         let json = render_defaults(&defaults).expect("renders");
         let back = parse_stored_defaults(&json).expect("parses");

@@ -129,7 +129,11 @@ impl LeaseKeeper {
 
     /// The shards this process writes through, if it holds a lease.
     pub(crate) async fn own_slot(&self) -> Option<String> {
-        self.held.lock().await.as_ref().map(|held| held.slot.clone())
+        self.held
+            .lock()
+            .await
+            .as_ref()
+            .map(|held| held.slot.clone())
     }
 
     /// Renews the lease, if one is held. Returns whether it is still ours.
@@ -347,7 +351,9 @@ impl LeaseKeeper {
                 let there = self.read(slot, sequence).await?;
                 Ok(there.as_ref() == Some(&record))
             }
-            Err(error) => Err(self.table.context(format!("writing lease {path}"))(error.into())),
+            Err(error) => Err(self.table.context(format!("writing lease {path}"))(
+                error.into(),
+            )),
         }
     }
 
@@ -362,7 +368,9 @@ impl LeaseKeeper {
             // What cannot be read is left to its holder, who will write a newer one.
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.table.context(format!("reading lease {path}"))(error.into())),
+            Err(error) => Err(self.table.context(format!("reading lease {path}"))(
+                error.into(),
+            )),
         }
     }
 
@@ -397,7 +405,7 @@ impl LeaseKeeper {
     /// Deletes numbers that can no longer matter; the newest two always stay.
     async fn forget_older(&self, slot: &str, newest: u64) {
         // Deleting one request per renewal would double the bill: every fourth clears four.
-        if newest < 4 || newest % 4 != 0 {
+        if newest < 4 || !newest.is_multiple_of(4) {
             return;
         }
         let paths: Vec<_> = (newest.saturating_sub(6)..newest - 1)
@@ -410,11 +418,17 @@ impl LeaseKeeper {
     }
 
     fn folder(&self) -> Path {
-        self.table.base_path().clone().join(ROLLOUTS_DIR).join("leases")
+        self.table
+            .base_path()
+            .clone()
+            .join(ROLLOUTS_DIR)
+            .join("leases")
     }
 
     fn path(&self, slot: &str, sequence: u64) -> Path {
-        self.folder().join(slot).join(format!("{sequence:020}.json"))
+        self.folder()
+            .join(slot)
+            .join(format!("{sequence:020}.json"))
     }
 }
 
@@ -428,17 +442,28 @@ fn fixed_slot(name: &str) -> String {
     }
     let readable: String = name
         .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || c == '-' {
+                c
+            } else {
+                '_'
+            }
+        })
         .take(40)
         .collect();
     let digest = Md5::digest(name.as_bytes());
-    format!("id-{readable}-{:02x}{:02x}{:02x}{:02x}", digest[0], digest[1], digest[2], digest[3])
+    format!(
+        "id-{readable}-{:02x}{:02x}{:02x}{:02x}",
+        digest[0], digest[1], digest[2], digest[3]
+    )
 }
 
 /// The shard of a slot's lane. A slot that is named by a shard's id has that shard first.
 pub(crate) fn shard_of_slot(slot: &str, lane: usize) -> Uuid {
     if lane == 0
-        && let Some(shard) = slot.strip_prefix("shard-").and_then(|s| Uuid::parse_str(s).ok())
+        && let Some(shard) = slot
+            .strip_prefix("shard-")
+            .and_then(|s| Uuid::parse_str(s).ok())
     {
         return shard;
     }
@@ -471,8 +496,9 @@ mod tests {
 
     #[test]
     fn lanes_have_shards_of_their_own() {
-        let shards: std::collections::HashSet<_> =
-            (0..MAX_LANES).map(|lane| shard_of_slot("auto-x", lane)).collect();
+        let shards: std::collections::HashSet<_> = (0..MAX_LANES)
+            .map(|lane| shard_of_slot("auto-x", lane))
+            .collect();
         assert_eq!(shards.len(), MAX_LANES);
         assert_eq!(shard_of_slot("auto-x", 2), shard_of_slot("auto-x", 2));
     }
@@ -481,6 +507,9 @@ mod tests {
     fn paths_parse_back() {
         let path = Path::from("t/_rollouts/leases/auto-1/00000000000000000042.json");
         assert_eq!(parse_path(&path), Some(("auto-1".to_string(), 42)));
-        assert_eq!(parse_path(&Path::from("t/_rollouts/leases/auto-1/x.json")), None);
+        assert_eq!(
+            parse_path(&Path::from("t/_rollouts/leases/auto-1/x.json")),
+            None
+        );
     }
 }

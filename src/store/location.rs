@@ -4,7 +4,7 @@
 //! writes data files by itself, without a sync and past every wrapper; through the object store
 //! every write can be synced before it counts (see [`object_store`](super::object_store)).
 
-use std::path::{Path as FsPath, PathBuf};
+use std::path::{Component, Path as FsPath, PathBuf};
 
 use url::Url;
 
@@ -117,22 +117,25 @@ impl std::fmt::Display for Location {
     }
 }
 
-/// Resolves links of the part of the path that exists, so two names of one folder are one place.
+/// Resolves links and `..`, so two names of one folder are one place. What does not exist yet has no
+/// links; `..` above it goes up in the text.
 fn canonicalize_existing(path: &FsPath) -> PathBuf {
-    let mut missing = Vec::new();
-    let mut existing = path;
-    loop {
-        if let Ok(real) = existing.canonicalize() {
-            return missing.iter().rev().fold(real, |path, name| path.join(name));
-        }
-        match (existing.parent(), existing.file_name()) {
-            (Some(parent), Some(name)) => {
-                missing.push(name.to_os_string());
-                existing = parent;
+    let mut real = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => {
+                real.pop();
             }
-            _ => return path.to_path_buf(),
+            Component::CurDir => {}
+            other => {
+                real.push(other);
+                if let Ok(resolved) = real.canonicalize() {
+                    real = resolved;
+                }
+            }
         }
     }
+    real
 }
 
 fn expand_home(text: &str) -> Result<PathBuf> {
@@ -163,6 +166,7 @@ mod tests {
         for other in [
             format!("{plain}/"),
             format!("{}/./a b", root.display()),
+            format!("{}/missing/../a b", root.display()),
             format!("file://{}", plain.replace(' ', "%20")),
             want.uri().to_string(),
         ] {
@@ -182,6 +186,11 @@ mod tests {
         }
         let file = tempfile::NamedTempFile::new().expect("file");
         let path = file.path().display().to_string();
-        assert!(Location::parse(&path).expect_err("file").to_string().contains("is a file"));
+        assert!(
+            Location::parse(&path)
+                .expect_err("file")
+                .to_string()
+                .contains("is a file")
+        );
     }
 }

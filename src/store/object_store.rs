@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lance::session::Session;
-use lance_io::object_store::{
-    ObjectStore, ObjectStoreParams, ObjectStoreProvider, StorageOptionsAccessor, WrappingObjectStore,
-};
 use lance_io::object_store::providers::local::FileStoreProvider;
+use lance_io::object_store::{
+    ObjectStore, ObjectStoreParams, ObjectStoreProvider, StorageOptionsAccessor,
+    WrappingObjectStore,
+};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions};
@@ -107,9 +108,9 @@ pub(crate) async fn probe_put_if_absent(store: &ObjectStore, base: &Path) -> Res
         Err(
             object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. },
         ) => Ok(()),
-        Err(error) => Err(RolloutError::storage(
-            "probing the store for put-if-absent",
-        )(error.into())),
+        Err(error) => {
+            Err(RolloutError::storage("probing the store for put-if-absent")(error.into()))
+        }
         Ok(_) => Err(RolloutError::Unsupported(
             "this object store ignores put-if-absent (it overwrote an object that existed): \
              concurrent writers would lose rows, so it cannot hold a rollouts table"

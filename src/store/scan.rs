@@ -8,11 +8,12 @@ use arrow_schema::{DataType, Schema, SchemaRef};
 use datafusion::common::Column;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::logical_expr::Expr;
+use datafusion::physical_plan::metrics::Count;
 use datafusion::scalar::ScalarValue;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use lance::Dataset;
-use lance::dataset::scanner::MaterializationStyle;
+use lance::dataset::scanner::{ExecutionSummaryCounts, MaterializationStyle};
 use lance_table::format::Fragment;
 
 use super::Generation;
@@ -33,6 +34,8 @@ pub(crate) struct ScanSpec {
     pub(crate) limit: Option<usize>,
     /// Most rows of a batch.
     pub(crate) batch_size: Option<usize>,
+    /// Where the bytes read from storage are counted.
+    pub(crate) bytes_read: Option<Count>,
 }
 
 /// Reads the rows of `fragments` that are not masked.
@@ -71,12 +74,15 @@ pub(crate) async fn scan_dataset(
         scanner.filter_expr(for_dataset(filter, dataset)?);
     }
     if let Some(limit) = spec.limit {
-        scanner
-            .limit(Some(limit as i64), None)
-            .map_err(context())?;
+        scanner.limit(Some(limit as i64), None).map_err(context())?;
     }
     if let Some(rows) = spec.batch_size {
         scanner.batch_size(rows);
+    }
+    if let Some(bytes_read) = spec.bytes_read.clone() {
+        scanner.scan_stats_callback(Arc::new(move |counts: &ExecutionSummaryCounts| {
+            bytes_read.add(counts.bytes_read);
+        }));
     }
     let columns = spec.columns.clone();
     let uri = dataset.uri().to_string();
@@ -101,6 +107,7 @@ pub(crate) async fn scan_generation(
         filter: None,
         limit: None,
         batch_size: None,
+        bytes_read: None,
     };
     let fragments = generation.dataset.fragments().as_ref().clone();
     scan_dataset(&generation.dataset, fragments, masked, &spec).await

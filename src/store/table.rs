@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatchIterator;
 use arrow_schema::Schema;
+use futures::FutureExt;
 use lance::Dataset;
 use lance::dataset::builder::DatasetBuilder;
-use lance::dataset::mem_wal::util::{
-    bit_reversed_filename, shard_manifest_path,
-};
+use lance::dataset::mem_wal::util::{bit_reversed_filename, shard_manifest_path};
 use lance::dataset::mem_wal::{DatasetMemWalExt, ShardManifestStore};
 use lance::dataset::{WriteMode, WriteParams};
 use lance::session::Session;
@@ -201,6 +200,7 @@ impl LanceTable {
         let known = self.base();
         let newest = known
             .latest_version_id()
+            .boxed()
             .await
             .map_err(self.context("looking for the newest base version"))?;
         if newest == known.version().version {
@@ -208,6 +208,7 @@ impl LanceTable {
         }
         let mut base = known.as_ref().clone();
         base.checkout_latest()
+            .boxed()
             .await
             .map_err(self.context("reading the newest base version"))?;
         Ok(self.advance_base(Arc::new(base)))
@@ -276,6 +277,7 @@ impl LanceTable {
             .with_session(self.session.clone())
             .with_store_params(self.params.clone())
             .load()
+            .boxed()
             .await
             .map_err(self.context(format!("opening generation {folder} of shard {shard}")))
     }
@@ -306,6 +308,7 @@ async fn load(request: &OpenRequest) -> lance::Result<Dataset> {
         .with_session(request.session.clone())
         .with_store_params(request.params.clone())
         .load()
+        .boxed()
         .await
 }
 
@@ -344,7 +347,10 @@ async fn create(request: &OpenRequest) -> Result<Dataset> {
         store_params: Some(request.params.clone()),
         ..Default::default()
     };
-    match Dataset::write(empty, location.uri(), Some(params)).await {
+    match Dataset::write(empty, location.uri(), Some(params))
+        .boxed()
+        .await
+    {
         Ok(base) => Ok(base),
         // Another first writer was faster: its table is ours too.
         Err(first) => match load(request).await {
@@ -403,9 +409,11 @@ async fn initialized(request: &OpenRequest, base: &mut Dataset) -> Result<MemWal
         .add_writer_config_default("max_memtable_rows", MIN_MEMTABLE_ROWS.to_string())
         .add_writer_config_default("max_memtable_batches", MIN_MEMTABLE_BATCHES.to_string())
         .execute()
+        .boxed()
         .await;
     // Whoever was first set it up for all: only what is there afterwards counts.
     base.checkout_latest()
+        .boxed()
         .await
         .map_err(RolloutError::storage(reading()))?;
     match (

@@ -56,7 +56,10 @@ async fn the_newest_version_alone_is_judged() {
     process.flush().await;
     assert_eq!(process.rows(old).await, ["b"], "in one generation");
     process.insert("b", 1.0).await;
-    assert!(process.rows(old).await.is_empty(), "memtable over generation");
+    assert!(
+        process.rows(old).await.is_empty(),
+        "memtable over generation"
+    );
     process.flush().await;
     assert!(process.rows(old).await.is_empty(), "two generations");
     process.merge().await;
@@ -64,14 +67,22 @@ async fn the_newest_version_alone_is_judged() {
     process.insert("a", 5.0).await;
     process.flush().await;
     assert_eq!(
-        process.rows("SELECT id FROM rollouts WHERE reward < 5").await,
+        process
+            .rows("SELECT id FROM rollouts WHERE reward < 5")
+            .await,
         ["b"],
         "generation over base"
     );
     assert_eq!(process.count().await, 2);
-    assert_eq!(process.rows("SELECT id FROM rollouts LIMIT 2").await.len(), 2);
     assert_eq!(
-        process.rows("SELECT id FROM rollouts LIMIT 1 OFFSET 1").await.len(),
+        process.rows("SELECT id FROM rollouts LIMIT 2").await.len(),
+        2
+    );
+    assert_eq!(
+        process
+            .rows("SELECT id FROM rollouts LIMIT 1 OFFSET 1")
+            .await
+            .len(),
         1
     );
 }
@@ -116,4 +127,54 @@ async fn a_folder_that_was_deleted_starts_anew() {
     process.flush().await;
     process.merge().await;
     assert_eq!(process.rows("SELECT id FROM rollouts").await, ["new"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_partition_of_the_input_is_written_also_without_the_planner() {
+    use datafusion::catalog::TableProvider;
+    use datafusion::logical_expr::dml::InsertOp;
+    use datafusion::physical_plan::{ExecutionPlanProperties, collect};
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    process
+        .sql("SET datafusion.execution.target_partitions = 8")
+        .await;
+    let columns: Vec<String> = process
+        .rows("SELECT column_name FROM information_schema.columns WHERE table_name = 'rollouts'")
+        .await;
+    assert!(columns.len() > 30);
+    // All columns in order, taken from the table itself so that types and order fit.
+    process.insert("seed", 1.0).await;
+    process.flush().await;
+    let source = process
+        .ctx
+        .sql(
+            "SELECT 'r' || g.value AS id, r.* EXCEPT (id)
+             FROM (SELECT value FROM generate_series(1, 10000) GROUP BY value) g CROSS JOIN rollouts r",
+        )
+        .await
+        .expect("plans");
+    let plan = source.create_physical_plan().await.expect("plans");
+    assert!(plan.output_partitioning().partition_count() > 1);
+    let provider = process
+        .ctx
+        .table_provider("rollouts")
+        .await
+        .expect("registered");
+    let insert = provider
+        .insert_into(&process.ctx.state(), plan.clone(), InsertOp::Append)
+        .await
+        .expect("plans");
+    collect(insert, process.ctx.task_ctx())
+        .await
+        .expect("inserts");
+    process.flush().await;
+    assert_eq!(process.count().await, 10_001);
+    for refused in [InsertOp::Overwrite, InsertOp::Replace] {
+        let error = provider
+            .insert_into(&process.ctx.state(), plan.clone(), refused)
+            .await
+            .expect_err("only appends");
+        assert!(error.to_string().contains("not supported"), "{error}");
+    }
 }

@@ -84,7 +84,9 @@ impl Process {
         let batch = batches.iter().find(|b| b.num_rows() > 0).expect("a row");
         let column = arrow::compute::cast(batch.column(0), &arrow_schema::DataType::Int64)
             .expect("a number");
-        column.as_primitive::<arrow::datatypes::Int64Type>().value(0)
+        column
+            .as_primitive::<arrow::datatypes::Int64Type>()
+            .value(0)
     }
 
     /// All rows of a query as text, columns joined by '|', sorted.

@@ -2,6 +2,7 @@
 
 mod basics;
 mod common;
+mod docs;
 mod merging;
 mod model;
 mod real_input;

@@ -38,7 +38,12 @@ async fn a_merge_survives_reopening() {
     process.shutdown().await;
     let again = Process::open(folder.path(), quiet()).await;
     assert_eq!(again.count().await, 10);
-    assert_eq!(again.number("SELECT count(DISTINCT id) FROM rollouts").await, 10);
+    assert_eq!(
+        again
+            .number("SELECT count(DISTINCT id) FROM rollouts")
+            .await,
+        10
+    );
     again.insert("r10", 1.0).await;
     again.shutdown().await;
     let third = Process::open(folder.path(), quiet()).await;
@@ -103,8 +108,15 @@ async fn every_step_alone_keeps_the_rows() {
     }
     process.flush().await;
     process.merge().await;
-    for step in ["rollout_flush", "rollout_merge", "rollout_flush", "rollout_merge"] {
-        process.sql(&format!("SELECT * FROM {step}('rollouts')")).await;
+    for step in [
+        "rollout_flush",
+        "rollout_merge",
+        "rollout_flush",
+        "rollout_merge",
+    ] {
+        process
+            .sql(&format!("SELECT * FROM {step}('rollouts')"))
+            .await;
         assert_eq!(process.count().await, 5, "{step}");
     }
 }
@@ -114,7 +126,9 @@ async fn a_planned_action_does_nothing() {
     let folder = tempfile::tempdir().expect("folder");
     let process = Process::open(folder.path(), quiet()).await;
     process.insert("a", 1.0).await;
-    process.sql("EXPLAIN SELECT * FROM rollout_flush('rollouts')").await;
+    process
+        .sql("EXPLAIN SELECT * FROM rollout_flush('rollouts')")
+        .await;
     let planned = process
         .ctx
         .sql("SELECT * FROM rollout_flush('rollouts')")

@@ -161,7 +161,11 @@ impl Model {
         RecordBatch::try_from_iter_with_nullable([
             ("id", ids, false),
             ("reward", Arc::new(reals(|row| row.reward)) as _, true),
-            ("policy_step", Arc::new(Int64Array::from_iter(steps)) as _, true),
+            (
+                "policy_step",
+                Arc::new(Int64Array::from_iter(steps)) as _,
+                true,
+            ),
             ("problem_id", problems, false),
             ("role", roles, false),
         ])
@@ -259,12 +263,18 @@ impl World {
         };
         let reader = &self.processes[*process];
         let freshness = if *latest { "latest" } else { "flushed" };
-        reader.sql(&format!("SET rollout.freshness = '{freshness}'")).await;
         reader
-            .sql(&format!("SET datafusion.execution.target_partitions = {partitions}"))
+            .sql(&format!("SET rollout.freshness = '{freshness}'"))
             .await;
         reader
-            .sql(&format!("SET datafusion.execution.batch_size = {batch_size}"))
+            .sql(&format!(
+                "SET datafusion.execution.target_partitions = {partitions}"
+            ))
+            .await;
+        reader
+            .sql(&format!(
+                "SET datafusion.execution.batch_size = {batch_size}"
+            ))
             .await;
         let batch = self.model.batch(*process, *latest);
         let table = MemTable::try_new(batch.schema(), vec![vec![batch]]).expect("a table");
@@ -280,7 +290,14 @@ impl World {
         };
         let got = reader.rows(&sql("rollouts")).await;
         let want = reader.rows(&sql("model")).await;
-        prop_assert_eq!(got, want, "{} of process {}, {}", sql("rollouts"), process, freshness);
+        prop_assert_eq!(
+            got,
+            want,
+            "{} of process {}, {}",
+            sql("rollouts"),
+            process,
+            freshness
+        );
         Ok(())
     }
 }

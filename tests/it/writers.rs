@@ -20,7 +20,12 @@ async fn fifty_concurrent_inserts_are_all_durable() {
     process.shutdown().await;
     let other = Process::open(folder.path(), quiet()).await;
     assert_eq!(other.count().await, 50);
-    assert_eq!(other.number("SELECT count(DISTINCT id) FROM rollouts").await, 50);
+    assert_eq!(
+        other
+            .number("SELECT count(DISTINCT id) FROM rollouts")
+            .await,
+        50
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,12 +125,16 @@ async fn a_fenced_writer_reopens_once_and_nothing_is_lost() {
         .expect("claims");
     process.insert("after", 2.0).await;
     assert_eq!(
-        process.number("SELECT writer_reopens FROM rollout_stats('rollouts')").await,
+        process
+            .number("SELECT writer_reopens FROM rollout_stats('rollouts')")
+            .await,
         1
     );
     process.insert("again", 3.0).await;
     assert_eq!(
-        process.number("SELECT writer_reopens FROM rollout_stats('rollouts')").await,
+        process
+            .number("SELECT writer_reopens FROM rollout_stats('rollouts')")
+            .await,
         1
     );
     process.flush().await;
@@ -154,7 +163,10 @@ async fn a_name_that_was_taken_over_is_not_fought_for() {
     assert!(error.to_string().contains("worker-0"), "{error}");
     second.insert("d", 1.0).await;
     second.flush().await;
-    assert_eq!(second.rows("SELECT id FROM rollouts").await, ["a", "b", "d"]);
+    assert_eq!(
+        second.rows("SELECT id FROM rollouts").await,
+        ["a", "b", "d"]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,7 +232,72 @@ async fn a_cancelled_insert_leaves_the_store_usable() {
     }
     process.insert("b", 1.0).await;
     process.flush().await;
-    let rows = process.rows("SELECT id FROM rollouts WHERE id <> 'cancelled'").await;
+    let rows = process
+        .rows("SELECT id FROM rollouts WHERE id <> 'cancelled'")
+        .await;
     assert_eq!(rows, ["a", "b"]);
     assert!(process.count().await <= 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_written_with_lances_own_limits_reopens_under_any_of_ours() {
+    let folder = tempfile::tempdir().expect("folder");
+    let shard = uuid::Uuid::new_v4();
+    Process::open(folder.path(), quiet()).await.shutdown().await;
+    let base = lance::Dataset::open(&folder.path().display().to_string())
+        .await
+        .expect("base");
+    let theirs = base
+        .mem_wal_writer(shard, ShardWriterConfig::new(shard))
+        .await
+        .expect("opens");
+    let schema = Arc::new(arrow_schema::Schema::from(base.schema()));
+    let rows = many_rows(&schema, 100_000);
+    theirs
+        .put(vec![rows])
+        .await
+        .expect("as many as fit one write");
+    drop(theirs);
+    let ours = Process::open(
+        folder.path(),
+        RuntimeSettings {
+            shard_id: Some(shard.to_string()),
+            max_memtable_bytes: 64 << 10,
+            max_unflushed_bytes: 1 << 20,
+            ..quiet()
+        },
+    )
+    .await;
+    ours.flush().await;
+    assert_eq!(ours.count().await, 100_000);
+    ours.insert("one more", 1.0).await;
+    ours.flush().await;
+    assert_eq!(ours.count().await, 100_001);
+}
+
+/// Rows of the table with ids of their own and everything else NULL or the same.
+fn many_rows(schema: &Arc<arrow_schema::Schema>, rows: usize) -> arrow_array::RecordBatch {
+    use arrow_array::{ArrayRef, StringArray, new_null_array};
+    let columns = schema
+        .fields()
+        .iter()
+        .map(|field| -> ArrayRef {
+            if field.name() == "id" {
+                Arc::new(StringArray::from_iter_values(
+                    (0..rows).map(|i| format!("r{i}")),
+                ))
+            } else if field.is_nullable() {
+                new_null_array(field.data_type(), rows)
+            } else {
+                let same: ArrayRef =
+                    Arc::new(StringArray::from_iter_values((0..rows).map(|_| "0")));
+                arrow::compute::cast(&same, field.data_type()).unwrap_or_else(|_| {
+                    let numbers = arrow::compute::cast(&same, &arrow_schema::DataType::Int64);
+                    arrow::compute::cast(&numbers.expect("numbers"), field.data_type())
+                        .expect("a value")
+                })
+            }
+        })
+        .collect();
+    arrow_array::RecordBatch::try_new(schema.clone(), columns).expect("a batch")
 }

@@ -68,9 +68,14 @@ impl Process {
             .filter(|generation| generation.shard == shards[shard])
             .cloned()
             .collect();
-        prepare(self.store.table(), self.store.keys(), &snapshot.base, &taken)
-            .await
-            .expect("prepares")
+        prepare(
+            self.store.table(),
+            self.store.keys(),
+            &snapshot.base,
+            &taken,
+        )
+        .await
+        .expect("prepares")
     }
 
     async fn commit(&self, prepared: &PreparedMerge) -> bool {
@@ -88,7 +93,14 @@ impl Process {
 
     /// An index on the base's ids, which turns Lance's own tracking of inserted keys off.
     async fn index_ids(&self) {
-        let mut base = self.store.table().refresh_base().await.expect("base").as_ref().clone();
+        let mut base = self
+            .store
+            .table()
+            .refresh_base()
+            .await
+            .expect("base")
+            .as_ref()
+            .clone();
         let params = ScalarIndexParams::default();
         base.create_index(&["id"], IndexType::BTree, None, &params, true)
             .await
@@ -115,7 +127,10 @@ async fn of_two_prepared_merges_of_one_new_id_the_second_is_refused_and_redone()
     let second = b.prepare_shard(1).await;
     assert_eq!((first.rows_inserted, second.rows_inserted), (1, 1));
     assert!(a.commit(&first).await);
-    assert!(!b.commit(&second).await, "the same new id may not go in twice");
+    assert!(
+        !b.commit(&second).await,
+        "the same new id may not go in twice"
+    );
     b.store.merge().await.expect("works it out again");
     assert_eq!(b.in_base("x").await, 1);
 }
@@ -164,7 +179,14 @@ async fn a_merge_that_came_too_late_brings_nothing_back() {
     a.write("x").await;
     let stale = b.prepare_shard(0).await;
     a.store.merge().await.expect("merges");
-    let mut base = a.store.table().refresh_base().await.expect("base").as_ref().clone();
+    let mut base = a
+        .store
+        .table()
+        .refresh_base()
+        .await
+        .expect("base")
+        .as_ref()
+        .clone();
     base.delete("id = 'x'").await.expect("deletes");
     assert!(!b.commit(&stale).await, "its generation is merged already");
     b.store.merge().await.expect("nothing to do");
@@ -188,11 +210,23 @@ async fn a_stale_merge_that_reaches_further_is_refused_too() {
     assert_eq!(both.generations, 2);
     // Only the first generation is merged, then its row is deleted.
     let snapshot = a.snapshot().await;
-    let first = prepare(a.store.table(), a.store.keys(), &snapshot.base, &snapshot.generations[..1])
-        .await
-        .expect("prepares");
+    let first = prepare(
+        a.store.table(),
+        a.store.keys(),
+        &snapshot.base,
+        &snapshot.generations[..1],
+    )
+    .await
+    .expect("prepares");
     assert!(a.commit(&first).await);
-    let mut base = a.store.table().refresh_base().await.expect("base").as_ref().clone();
+    let mut base = a
+        .store
+        .table()
+        .refresh_base()
+        .await
+        .expect("base")
+        .as_ref()
+        .clone();
     base.delete("id = 'x'").await.expect("deletes");
     // Its progress would grow, so only the keys it inserts tell that it is stale.
     assert!(!b.commit(&both).await);

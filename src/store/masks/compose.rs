@@ -44,7 +44,9 @@ impl<'a> Newest<'a> {
     }
 
     fn id(&self, version: &Version) -> &'a str {
-        self.keys[version.generation].ids.value(version.key as usize)
+        self.keys[version.generation]
+            .ids
+            .value(version.key as usize)
     }
 
     /// Where the version of this id is, or would be put.
@@ -162,7 +164,10 @@ pub(super) fn compose(
 }
 
 /// A base row that was deleted since it was found supersedes nothing.
-pub(super) async fn spare_deleted_winners(base: &Arc<Dataset>, composed: &mut Composed) -> Result<()> {
+pub(super) async fn spare_deleted_winners(
+    base: &Arc<Dataset>,
+    composed: &mut Composed,
+) -> Result<()> {
     let mut by_fragment: BTreeMap<u32, Vec<(u32, usize, u32)>> = BTreeMap::new();
     for (address, generation, key) in &composed.base_winners {
         by_fragment
@@ -177,7 +182,9 @@ pub(super) async fn spare_deleted_winners(base: &Arc<Dataset>, composed: &mut Co
         let deleted = fragment
             .get_deletion_vector()
             .await
-            .map_err(RolloutError::storage("reading a deletion vector of the base"))?;
+            .map_err(RolloutError::storage(
+                "reading a deletion vector of the base",
+            ))?;
         let Some(deleted) = deleted else { continue };
         for (offset, generation, key) in winners {
             if deleted.contains(offset) {
@@ -245,7 +252,10 @@ mod tests {
     #[test]
     fn the_newer_stamp_wins_on_either_side() {
         let shards = [Uuid::from_u128(1), Uuid::from_u128(2)];
-        let keys = [table(&[("a", 5), ("b", 9)], &[]), table(&[("a", 7), ("b", 2)], &[])];
+        let keys = [
+            table(&[("a", 5), ("b", 9)], &[]),
+            table(&[("a", 7), ("b", 2)], &[]),
+        ];
         let matches = vec![
             vec![base_row(0, 10, 6), base_row(1, 11, 20)],
             vec![base_row(0, 10, 6), base_row(1, 11, 20)],

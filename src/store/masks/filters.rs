@@ -14,8 +14,8 @@ use lance::Dataset;
 use lance_core::deepsize::{Context, DeepSizeOf};
 use lance_core::utils::bloomfilter::sbbf::Sbbf;
 use lance_table::format::Fragment;
-use object_store::path::Path;
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 
 use super::keys::{KeyCache, as_ids};
 use crate::error::{Result, RolloutError};
@@ -70,6 +70,20 @@ impl IdFilter {
     }
 }
 
+/// Makes the filters of all fragments that have none yet, so that no query has to.
+///
+/// # Errors
+/// A fragment whose ids cannot be read.
+pub(crate) async fn make_filters(
+    table: &LanceTable,
+    cache: &KeyCache,
+    base: &Arc<Dataset>,
+) -> Result<()> {
+    of_fragments(table, cache, base, base.fragments())
+        .await
+        .map(|_| ())
+}
+
 /// The filters of some fragments, in order.
 ///
 /// # Errors
@@ -103,7 +117,10 @@ async fn of_fragment(
         None => {
             let filter = read_ids(table, base, fragment).await?;
             if !table.read_only() {
-                let put = table.object_store().inner.put(&path, filter.to_bytes().into());
+                let put = table
+                    .object_store()
+                    .inner
+                    .put(&path, filter.to_bytes().into());
                 // Only a convenience for the next process.
                 if let Err(error) = put.await {
                     tracing::debug!(%path, %error, "a fragment's id filter was not stored");
@@ -170,13 +187,21 @@ mod tests {
         }
         let back = IdFilter::from_bytes(&filter.to_bytes()).expect("reads");
         assert!((0..1_000).all(|i| back.may_hold(&format!("id-{i}"))));
-        let wrong = (1_000..11_000).filter(|i| back.may_hold(&format!("id-{i}"))).count();
+        let wrong = (1_000..11_000)
+            .filter(|i| back.may_hold(&format!("id-{i}")))
+            .count();
         assert!(wrong < 100, "{wrong} of 10000 absent ids passed");
     }
 
     #[test]
     fn what_is_not_a_filter_is_not_read() {
-        for bytes in [&b""[..], b"rollidf", b"something else entirely", b"rollidf1", b"rollidf1abc"] {
+        for bytes in [
+            &b""[..],
+            b"rollidf",
+            b"something else entirely",
+            b"rollidf1",
+            b"rollidf1abc",
+        ] {
             assert!(IdFilter::from_bytes(bytes).is_none(), "{bytes:?}");
         }
     }

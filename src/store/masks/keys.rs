@@ -166,11 +166,7 @@ impl KeyParts {
 }
 
 /// Appends a batch's stamps; rows without one count as oldest.
-pub(super) fn push_stamps(
-    schema: &TableSchema,
-    batch: &RecordBatch,
-    stamps: &mut Vec<i64>,
-) {
+pub(super) fn push_stamps(schema: &TableSchema, batch: &RecordBatch, stamps: &mut Vec<i64>) {
     let column = schema
         .stamp_index()
         .and_then(|stamp| batch.column_by_name(schema.sql().field(stamp).name()))
@@ -229,19 +225,27 @@ impl KeyCache {
     }
 
     pub(super) async fn matches(&self, key: &str) -> Option<Arc<BaseMatches>> {
-        self.cache.get_with_key(&TextKey::<BaseMatches>::new(key)).await
+        self.cache
+            .get_with_key(&TextKey::<BaseMatches>::new(key))
+            .await
     }
 
     pub(super) async fn put_matches(&self, key: &str, matches: Arc<BaseMatches>) {
-        self.cache.insert_with_key(&TextKey::<BaseMatches>::new(key), matches).await;
+        self.cache
+            .insert_with_key(&TextKey::<BaseMatches>::new(key), matches)
+            .await;
     }
 
     pub(super) async fn filter(&self, key: &str) -> Option<Arc<IdFilter>> {
-        self.cache.get_with_key(&TextKey::<IdFilter>::new(key)).await
+        self.cache
+            .get_with_key(&TextKey::<IdFilter>::new(key))
+            .await
     }
 
     pub(super) async fn put_filter(&self, key: &str, filter: Arc<IdFilter>) {
-        self.cache.insert_with_key(&TextKey::<IdFilter>::new(key), filter).await;
+        self.cache
+            .insert_with_key(&TextKey::<IdFilter>::new(key), filter)
+            .await;
     }
 }
 

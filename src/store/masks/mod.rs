@@ -29,6 +29,7 @@ use lance_table::format::Fragment;
 use roaring::RoaringBitmap;
 use uuid::Uuid;
 
+pub(crate) use filters::make_filters;
 pub(crate) use keys::{KeyCache, KeyTable};
 
 use super::LanceTable;
@@ -74,7 +75,12 @@ impl KeySource {
     }
 
     /// The keys of the unflushed rows of a shard's memtable.
-    pub(crate) fn memtable(shard: Uuid, epoch: u64, number: u64, batches: Vec<RecordBatch>) -> Self {
+    pub(crate) fn memtable(
+        shard: Uuid,
+        epoch: u64,
+        number: u64,
+        batches: Vec<RecordBatch>,
+    ) -> Self {
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         Self {
             shard,
@@ -139,7 +145,8 @@ impl Masks {
     pub(crate) fn source_has(&self, source: usize, ids: &IdSet) -> bool {
         let keys = &self.keys[source];
         let found = |i: usize| ids.hashes.contains(&keys.hashes[i]);
-        (0..keys.len()).any(|i| found(i) && ids.ids.iter().flatten().any(|id| id == keys.ids.value(i)))
+        (0..keys.len())
+            .any(|i| found(i) && ids.ids.iter().flatten().any(|id| id == keys.ids.value(i)))
     }
 
     /// The ids of a source's rows that count.
@@ -187,7 +194,10 @@ impl IdSet {
 
 /// The rows a scan of these fragments may return, or none when nothing is masked there.
 pub(crate) fn allowed_rows(fragments: &[Fragment], masked: &RowSet) -> Option<RowAddrTreeMap> {
-    if !fragments.iter().any(|f| masked.contains_key(&(f.id as u32))) {
+    if !fragments
+        .iter()
+        .any(|f| masked.contains_key(&(f.id as u32)))
+    {
         return None;
     }
     let mut allowed = RowAddrTreeMap::new();

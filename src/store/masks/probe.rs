@@ -17,9 +17,9 @@ use lance::Dataset;
 use lance_core::deepsize::{Context, DeepSizeOf};
 use lance_table::format::Fragment;
 
+use super::KeySource;
 use super::filters;
 use super::keys::{KeyCache, KeyTable, as_ids, push_stamps};
-use super::KeySource;
 use crate::error::Result;
 use crate::store::LanceTable;
 
@@ -81,7 +81,9 @@ pub(super) async fn base_matches(
             let matches = probed.remove(&(fragment.id as u32, i)).unwrap_or_default();
             found[i].extend_from_slice(&matches);
             let key = pair_key(&sources[i], &fragment);
-            cache.put_matches(&key, Arc::new(BaseMatches(matches))).await;
+            cache
+                .put_matches(&key, Arc::new(BaseMatches(matches)))
+                .await;
         }
     }
     Ok(found)
@@ -186,5 +188,9 @@ fn id_filter(table: &LanceTable, ids: StringArray) -> Result<Expr> {
     let list = (0..ids.len())
         .map(|i| Ok(lit(ScalarValue::try_from_array(&ids, i)?)))
         .collect::<Result<Vec<_>>>()?;
-    Ok(in_list(Expr::Column(datafusion::common::Column::new_unqualified(key.name())), list, false))
+    Ok(in_list(
+        Expr::Column(datafusion::common::Column::new_unqualified(key.name())),
+        list,
+        false,
+    ))
 }

@@ -49,7 +49,7 @@ mod session_ext;
 mod store;
 
 pub use error::{Result, RolloutError};
-pub use flush::MergeReport;
+pub use flush::{CompactionReport, MergeReport, Removal, RemovalKind};
 pub use lance::session::Session;
 pub use options::{Freshness, RolloutSessionOptions, RuntimeSettings, TableOptions};
 pub use provider::{RolloutTableFactory, RolloutTableProvider};

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use session::{Freshness, RolloutSessionOptions};
 pub use table::{RolloutTableOptionsExtension, TableOptions};
-use value::{parse_bool, parse_bytes, parse_count};
+use value::{parse_bool, parse_bytes, parse_count, parse_seconds as parse_secs};
 
 use crate::error::{Result, RolloutError};
 
@@ -190,6 +190,33 @@ pub const SETTINGS: &[SettingInfo] = &[
         doc: "How long a merged generation's files are kept for scans that still read them.",
     },
     SettingInfo {
+        name: "compact_interval_secs",
+        scope: Scope::Runtime,
+        unit: "seconds",
+        default: "900",
+        zero: "compact only on request",
+        env: Some("ROLLOUT_COMPACT_INTERVAL_SECS"),
+        doc: "How often the base's small fragments are looked for, and rewritten as larger ones.",
+    },
+    SettingInfo {
+        name: "cleanup_interval_secs",
+        scope: Scope::Runtime,
+        unit: "seconds",
+        default: "3600",
+        zero: "clean up only on request",
+        env: Some("ROLLOUT_CLEANUP_INTERVAL_SECS"),
+        doc: "How often what nobody needs any more is deleted.",
+    },
+    SettingInfo {
+        name: "cleanup_min_age_secs",
+        scope: Scope::Runtime,
+        unit: "seconds",
+        default: "86400",
+        zero: "no minimum (a flush or merge under way may lose its files)",
+        env: Some("ROLLOUT_CLEANUP_MIN_AGE_SECS"),
+        doc: "How old what may still be under way, and old base versions, must be to be deleted.",
+    },
+    SettingInfo {
         name: "shard_id",
         scope: Scope::Runtime,
         unit: "text or UUID",
@@ -285,6 +312,12 @@ pub struct RuntimeSettings {
     pub lease_ttl: Duration,
     /// How long merged generations are kept for running scans.
     pub generation_grace: Duration,
+    /// Time between compactions; zero compacts only on request.
+    pub compact_interval: Duration,
+    /// Time between clean-ups; zero cleans up only on request.
+    pub cleanup_interval: Duration,
+    /// Least age of what may still be under way, to be deleted.
+    pub cleanup_min_age: Duration,
     /// The fixed name of this process's shards, if any.
     pub shard_id: Option<String>,
     /// Whether writes to local folders are synced.
@@ -307,6 +340,9 @@ impl Default for RuntimeSettings {
             max_unflushed_bytes: 1 << 30,
             lease_ttl: Duration::from_secs(60),
             generation_grace: Duration::from_secs(3600),
+            compact_interval: Duration::from_secs(900),
+            cleanup_interval: Duration::from_secs(3600),
+            cleanup_min_age: Duration::from_secs(86400),
             shard_id: None,
             local_fsync: true,
         }
@@ -366,6 +402,9 @@ impl RuntimeSettings {
             "max_unflushed_bytes" => self.max_unflushed_bytes = parse_bytes(info.name, value)?,
             "lease_ttl_secs" => self.lease_ttl = parse_secs(info.name, value)?,
             "generation_grace_secs" => self.generation_grace = parse_secs(info.name, value)?,
+            "compact_interval_secs" => self.compact_interval = parse_secs(info.name, value)?,
+            "cleanup_interval_secs" => self.cleanup_interval = parse_secs(info.name, value)?,
+            "cleanup_min_age_secs" => self.cleanup_min_age = parse_secs(info.name, value)?,
             "shard_id" => self.shard_id = Some(value.to_string()).filter(|id| !id.is_empty()),
             "local_fsync" => self.local_fsync = parse_bool(info.name, value)?,
             other => {
@@ -393,6 +432,9 @@ impl RuntimeSettings {
             "max_unflushed_bytes" => self.max_unflushed_bytes.to_string(),
             "lease_ttl_secs" => self.lease_ttl.as_secs_f64().to_string(),
             "generation_grace_secs" => self.generation_grace.as_secs_f64().to_string(),
+            "compact_interval_secs" => self.compact_interval.as_secs_f64().to_string(),
+            "cleanup_interval_secs" => self.cleanup_interval.as_secs_f64().to_string(),
+            "cleanup_min_age_secs" => self.cleanup_min_age.as_secs_f64().to_string(),
             "shard_id" => self.shard_id.clone().unwrap_or_default(),
             "local_fsync" => self.local_fsync.to_string(),
             _ => return None,
@@ -419,10 +461,6 @@ impl RuntimeSettings {
         }
         Ok(())
     }
-}
-
-fn parse_secs(name: &str, value: &str) -> Result<Duration> {
-    value::parse_seconds(name, value)
 }
 
 fn unknown_setting(name: &str, scope: Scope) -> RolloutError {
@@ -459,48 +497,4 @@ fn wrong_scope(info: &SettingInfo) -> RolloutError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn defaults_are_the_documented_ones() {
-        let mut settings = RuntimeSettings::default();
-        for info in SETTINGS.iter().filter(|info| info.scope == Scope::Runtime) {
-            settings.set(info.name, info.default).expect(info.name);
-        }
-        assert_eq!(settings, RuntimeSettings::default());
-        settings.validate().expect("defaults are valid");
-    }
-
-    #[test]
-    fn every_runtime_setting_can_be_read_back() {
-        let settings = RuntimeSettings::default();
-        for info in SETTINGS.iter().filter(|info| info.scope == Scope::Runtime) {
-            assert!(settings.get(info.name).is_some(), "{}", info.name);
-        }
-    }
-
-    #[test]
-    fn bad_values_name_key_and_form() {
-        let mut settings = RuntimeSettings::default();
-        for (name, value) in [
-            ("cache_bytes", "64 parsecs"),
-            ("cache_bytes", "-1"),
-            ("cache_bytes", ""),
-            ("flush_interval_secs", "soon"),
-            ("flush_interval_secs", "-3"),
-            ("max_lanes", "1.5"),
-            ("local_fsync", "maybe"),
-        ] {
-            let error = settings.set(name, value).expect_err(name).to_string();
-            assert!(error.contains(name), "{error}");
-        }
-        let error = settings.set("flush_intervall", "3").expect_err("typo");
-        assert!(error.to_string().contains("flush_interval_secs"), "{error}");
-        let error = settings.set("freshness", "latest").expect_err("session");
-        assert!(
-            error.to_string().contains("SET rollout.freshness"),
-            "{error}"
-        );
-    }
-}
+mod tests;

@@ -3,15 +3,22 @@
 //! ```text
 //!  timer, pressure ─▶ flush loop ─▶ generation ─┐
 //!                                               ├─▶ merge loop ─▶ base
-//!  timer ─▶ lease loop: renew, adopt the dead ──┘
+//!  timer ─▶ lease loop: renew, adopt the dead ──┘     ▲
+//!                                                     │
+//!  timer ─▶ compaction loop: small fragments ─────────┤  one process
+//!  timer ─▶ clean-up loop: what nobody needs any more ┘  at a time
 //! ```
 //!
 //! One [`Maintenance`] per store. Requests by SQL run the same work in the caller, one at a time;
 //! the loops end when the store is closed, which flushes last.
 
+mod cleanup;
+mod compact;
 mod index;
 mod merge;
 mod policy;
+mod sweep;
+mod upkeep;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,6 +31,8 @@ use tokio::sync::{Notify, OnceCell};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+pub use cleanup::{Removal, RemovalKind};
+pub use compact::CompactionReport;
 pub use merge::MergeReport;
 use merge::{Committed, PreparedMerge};
 use policy::Waiting;
@@ -32,7 +41,7 @@ use crate::error::{Result, RolloutError};
 use crate::insert::{FlushReport, InsertPath, UnflushedBudget, flush_writer, open_shard};
 use crate::options::RuntimeSettings;
 use crate::store::masks::KeyCache;
-use crate::store::{Generation, LanceTable, LeaseKeeper, Snapshot, SnapshotCache};
+use crate::store::{Generation, LanceTable, LeaseKeeper, Snapshot, SnapshotCache, TaskLease};
 
 /// How often a merge works itself out anew when other commits stand in its way.
 const MERGE_ATTEMPTS: usize = 20;
@@ -54,10 +63,19 @@ pub(crate) enum TaskKind {
     Merge,
     Lease,
     Adopt,
+    Compact,
+    CleanUp,
 }
 
 impl TaskKind {
-    pub(crate) const ALL: [Self; 4] = [Self::Flush, Self::Merge, Self::Lease, Self::Adopt];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Flush,
+        Self::Merge,
+        Self::Lease,
+        Self::Adopt,
+        Self::Compact,
+        Self::CleanUp,
+    ];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -65,6 +83,8 @@ impl TaskKind {
             Self::Merge => "merge",
             Self::Lease => "lease",
             Self::Adopt => "adopt",
+            Self::Compact => "compact",
+            Self::CleanUp => "cleanup",
         }
     }
 }
@@ -80,6 +100,8 @@ pub(crate) struct Maintenance {
     keys: KeyCache,
     settings: Arc<RuntimeSettings>,
     recovered: OnceCell<()>,
+    compaction: TaskLease,
+    cleaning: TaskLease,
     flushing: tokio::sync::Mutex<()>,
     merging: tokio::sync::Mutex<()>,
     flushed: Notify,
@@ -99,7 +121,10 @@ impl Maintenance {
         keys: KeyCache,
         settings: Arc<RuntimeSettings>,
     ) -> Arc<Self> {
+        let lease = |task| TaskLease::new(table.clone(), task, leases.ttl());
         Arc::new(Self {
+            compaction: lease("compaction"),
+            cleaning: lease("cleanup"),
             table,
             insert,
             leases,
@@ -127,6 +152,8 @@ impl Maintenance {
         tasks.push(SpawnedTask::spawn(self.clone().flush_loop()));
         tasks.push(SpawnedTask::spawn(self.clone().merge_loop()));
         tasks.push(SpawnedTask::spawn(self.clone().lease_loop()));
+        tasks.push(SpawnedTask::spawn(self.clone().compaction_loop()));
+        tasks.push(SpawnedTask::spawn(self.clone().cleanup_loop()));
     }
 
     /// What each kind of maintenance did last.
@@ -373,6 +400,7 @@ impl Maintenance {
             for shard in adopted.shards.iter().filter(|s| existing.contains(s)) {
                 rows += self.adopt_shard(*shard).await?;
             }
+            fail::fail_point!("adopt-before-release");
             self.leases.finish_adoption(adopted).await?;
             self.record(TaskKind::Adopt, started, rows, None);
             self.snapshots.changed();
@@ -394,6 +422,7 @@ impl Maintenance {
             return Ok(0);
         }
         let writer = open_shard(&self.table, shard, self.settings.max_memtable_bytes).await?;
+        fail::fail_point!("adopt-before-flush");
         let flushed = flush_writer(&self.table, &writer).await;
         let closed = writer.abort().await;
         let rows = flushed?.rows;

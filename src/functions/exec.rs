@@ -38,32 +38,58 @@ impl ReportFunction {
         Self { report, runtime }
     }
 
-    fn table_argument(&self, exprs: &[Expr]) -> Result<Option<String>> {
+    /// The table a call names, and the mode it asks for.
+    fn arguments(&self, exprs: &[Expr]) -> Result<(Option<String>, Option<&'static str>)> {
         let name = self.report.name();
+        let modes = self.report.modes();
         match (self.report.takes_table(), exprs) {
-            (false, []) => Ok(None),
+            (false, []) => Ok((None, None)),
             (false, _) => Err(RolloutError::invalid(format!("{name}() takes no argument"))),
-            (true, [expr]) => match expr {
-                Expr::Literal(
-                    ScalarValue::Utf8(Some(table))
-                    | ScalarValue::LargeUtf8(Some(table))
-                    | ScalarValue::Utf8View(Some(table)),
-                    _,
-                ) => Ok(Some(table.clone())),
-                other => Err(RolloutError::invalid(format!(
-                    "{name} takes the name of a table as text, such as {name}('rollouts'), not {other}"
-                ))),
-            },
+            (true, [table]) => Ok((Some(self.table_argument(table)?), None)),
+            (true, [table, mode]) if !modes.is_empty() => {
+                let table = self.table_argument(table)?;
+                let given = text(mode);
+                match modes.iter().find(|known| given == Some(**known)) {
+                    Some(known) => Ok((Some(table), Some(known))),
+                    None => Err(RolloutError::invalid(format!(
+                        "{name} takes '{}' as its second argument, not {mode}",
+                        modes.join("' or '")
+                    ))),
+                }
+            }
             (true, _) => Err(RolloutError::invalid(format!(
                 "{name} takes one argument, the name of a table: {name}('rollouts')"
             ))),
         }
     }
+
+    fn table_argument(&self, expr: &Expr) -> Result<String> {
+        let name = self.report.name();
+        text(expr).map(str::to_string).ok_or_else(|| {
+            RolloutError::invalid(format!(
+                "{name} takes the name of a table as text, such as {name}('rollouts'), not {expr}"
+            ))
+        })
+    }
+}
+
+/// A text literal.
+fn text(expr: &Expr) -> Option<&str> {
+    match expr {
+        Expr::Literal(
+            ScalarValue::Utf8(Some(text))
+            | ScalarValue::LargeUtf8(Some(text))
+            | ScalarValue::Utf8View(Some(text)),
+            _,
+        ) => Some(text),
+        _ => None,
+    }
 }
 
 impl TableFunctionImpl for ReportFunction {
     fn call_with_args(&self, args: TableFunctionArgs) -> DataFusionResult<Arc<dyn TableProvider>> {
-        let target = match self.table_argument(args.exprs())? {
+        let (table, mode) = self.arguments(args.exprs())?;
+        let target = match table {
             None => None,
             Some(table) => Some(Target::resolve(&table, args.session())?),
         };
@@ -71,6 +97,7 @@ impl TableFunctionImpl for ReportFunction {
             report: self.report.clone(),
             runtime: self.runtime.clone(),
             target,
+            mode,
         }))
     }
 }
@@ -133,6 +160,7 @@ struct ReportTable {
     report: Arc<dyn Report>,
     runtime: RolloutRuntime,
     target: Option<Target>,
+    mode: Option<&'static str>,
 }
 
 #[async_trait]
@@ -166,6 +194,7 @@ impl TableProvider for ReportTable {
             report: self.report.clone(),
             runtime: self.runtime.clone(),
             target: self.target.clone(),
+            mode: self.mode,
             projection: projection.cloned(),
             properties: Arc::new(properties),
         }))
@@ -178,6 +207,7 @@ struct ReportExec {
     report: Arc<dyn Report>,
     runtime: RolloutRuntime,
     target: Option<Target>,
+    mode: Option<&'static str>,
     projection: Option<Vec<usize>>,
     properties: Arc<PlanProperties>,
 }
@@ -189,7 +219,11 @@ impl DisplayAs for ReportExec {
         }
         write!(f, "function={}", self.report.name())?;
         match &self.target {
-            Some(target) => write!(f, ", table={}", target.table),
+            Some(target) => write!(f, ", table={}", target.table)?,
+            None => {}
+        }
+        match self.mode {
+            Some(mode) => write!(f, ", mode={mode}"),
             None => Ok(()),
         }
     }
@@ -228,12 +262,13 @@ impl ExecutionPlan for ReportExec {
         let runtime = self.runtime.clone();
         let target = self.target.clone();
         let projection = self.projection.clone();
+        let mode = self.mode;
         let answer = async move {
             let store = match &target {
                 Some(target) => Some(target.store().await?),
                 None => None,
             };
-            let batch = report.run(&runtime, store.as_ref()).await?;
+            let batch = report.run_as(mode, &runtime, store.as_ref()).await?;
             match projection {
                 Some(projection) => Ok(batch.project(&projection)?),
                 None => Ok(batch),

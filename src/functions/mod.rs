@@ -3,6 +3,8 @@
 //! A function is planned like a table and runs when its scan is executed, once per execution: never
 //! when it is only planned or explained.
 
+mod cleanup;
+mod compact;
 mod exec;
 mod flush;
 mod generations;
@@ -36,6 +38,21 @@ pub(crate) trait Report: std::fmt::Debug + Send + Sync + 'static {
         true
     }
 
+    /// What may be given as a second argument, if anything.
+    fn modes(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Does the work in one of its [`modes`](Self::modes).
+    async fn run_as(
+        &self,
+        _mode: Option<&'static str>,
+        runtime: &RolloutRuntime,
+        store: Option<&Arc<RolloutStore>>,
+    ) -> Result<RecordBatch> {
+        self.run(runtime, store).await
+    }
+
     /// Does the work and answers. `store` is there for functions that take a table.
     async fn run(
         &self,
@@ -51,6 +68,8 @@ pub(crate) fn table_functions(
     let reports: Vec<Arc<dyn Report>> = vec![
         Arc::new(flush::Flush),
         Arc::new(merge::Merge),
+        Arc::new(compact::Compact),
+        Arc::new(cleanup::CleanUp),
         Arc::new(stats::Stats),
         Arc::new(shards::Shards),
         Arc::new(generations::Generations),

@@ -338,6 +338,7 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
         return Ok(FlushReport::default());
     }
     let shard = writer.shard_id();
+    fail::fail_point!("flush-before-freeze");
     let fence = writer
         .force_freeze_active()
         .boxed()

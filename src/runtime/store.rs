@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::cache::SharedCache;
 use crate::error::Result;
-use crate::flush::{Maintenance, MergeReport, TaskKind, TaskStatus};
+use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskKind, TaskStatus};
 use crate::insert::{FlushReport, InsertPath, MemtableView, UnflushedBudget};
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align};
@@ -148,6 +148,23 @@ impl RolloutStore {
     /// A source that cannot be read, or commits that kept losing.
     pub async fn merge(&self) -> Result<MergeReport> {
         self.maintenance.merge_now().await
+    }
+
+    /// Rewrites the base's small fragments as larger ones, as far as one bounded run goes.
+    ///
+    /// # Errors
+    /// Another process is at it, or commits that kept losing.
+    pub async fn compact(&self) -> Result<CompactionReport> {
+        self.maintenance.compact_now().await
+    }
+
+    /// Deletes what no reader and no writer needs any more; returns what went. A dry run deletes
+    /// nothing and returns what would go.
+    ///
+    /// # Errors
+    /// Another process is at it, or storage that cannot be reached.
+    pub async fn clean_up(&self, dry_run: bool) -> Result<Vec<Removal>> {
+        self.maintenance.clean_up_now(dry_run).await
     }
 
     #[cfg(test)]

@@ -18,19 +18,15 @@
 //! observer's own monotonic clock, from when it last saw the sequence move: clocks of different
 //! machines are never compared.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::{StreamExt, TryStreamExt};
 use md5::{Digest, Md5};
-use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutMode, PutOptions};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::object_store::ROLLOUTS_DIR;
+use super::sequence::{Sequences, SlotView, State};
 use super::table::LanceTable;
 use crate::error::{Result, RolloutError};
 
@@ -39,21 +35,6 @@ pub(crate) const MAX_LANES: usize = 64;
 
 /// How many takers may race for one slot before a new one is made.
 const TAKE_ATTEMPTS: usize = 8;
-
-/// The content of a lease object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
-    holder: Uuid,
-    state: State,
-    ttl_ms: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    Held,
-    Released,
-}
 
 /// A lease this process holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,20 +52,11 @@ pub(crate) struct Adopted {
     pub(crate) shards: Vec<Uuid>,
 }
 
-/// A slot as it stands on storage.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SlotView {
-    /// Its name.
-    pub(crate) slot: String,
-    /// The newest number of its sequence.
-    pub(crate) sequence: u64,
-}
-
 /// This process's dealings with the leases of one table.
 #[derive(Debug)]
 pub(crate) struct LeaseKeeper {
     table: Arc<LanceTable>,
-    holder: Uuid,
+    sequences: Sequences,
     fixed: Option<String>,
     ttl: Duration,
     held: tokio::sync::Mutex<Option<Held>>,
@@ -98,8 +70,8 @@ pub(crate) struct LeaseKeeper {
 impl LeaseKeeper {
     pub(crate) fn new(table: Arc<LanceTable>, fixed: Option<String>, ttl: Duration) -> Self {
         Self {
+            sequences: Sequences::new(table.clone(), "leases", ttl),
             table,
-            holder: Uuid::new_v4(),
             fixed,
             ttl,
             held: tokio::sync::Mutex::new(None),
@@ -147,12 +119,16 @@ impl LeaseKeeper {
         };
         let sequence = held.sequence + 1;
         let started = Instant::now();
-        if self.write(&held.slot, sequence, State::Held).await? {
+        if self
+            .sequences
+            .write(&held.slot, sequence, State::Held)
+            .await?
+        {
             held.sequence = sequence;
             *self.renewed.lock() = Some(started);
             let slot = held.slot.clone();
             drop(guard);
-            self.forget_older(&slot, sequence).await;
+            self.sequences.forget_older(&slot, sequence).await;
             return Ok(true);
         }
         let slot = held.slot.clone();
@@ -181,9 +157,12 @@ impl LeaseKeeper {
             return Ok(());
         };
         *self.renewed.lock() = None;
-        self.write(&held.slot, held.sequence + 1, State::Released)
+        self.sequences
+            .write(&held.slot, held.sequence + 1, State::Released)
             .await?;
-        self.forget_older(&held.slot, held.sequence + 1).await;
+        self.sequences
+            .forget_older(&held.slot, held.sequence + 1)
+            .await;
         Ok(())
     }
 
@@ -196,11 +175,11 @@ impl LeaseKeeper {
             return Ok(false);
         };
         let slot = fixed_slot(name);
-        let Some(view) = self.view_of(&slot).await? else {
+        let Some(view) = self.sequences.view_of(&slot).await? else {
             // No lease was ever taken; a shard given by its id may still hold rows of others.
             return Ok(Uuid::parse_str(name).is_ok());
         };
-        let record = self.read(&slot, view.sequence).await?;
+        let record = self.sequences.read(&slot, view.sequence).await?;
         Ok(record.is_some_and(|record| record.state == State::Held))
     }
 
@@ -209,7 +188,7 @@ impl LeaseKeeper {
     /// # Errors
     /// Storage that cannot be reached.
     pub(crate) async fn slots(&self) -> Result<Vec<SlotView>> {
-        self.list(None).await
+        self.sequences.list(None).await
     }
 
     /// Looks at all leases and takes those whose holders have been silent for too long.
@@ -237,7 +216,7 @@ impl LeaseKeeper {
         }
         let mut adopted = Vec::new();
         for (view, quiet_for) in silent {
-            let Some(record) = self.read(&view.slot, view.sequence).await? else {
+            let Some(record) = self.sequences.read(&view.slot, view.sequence).await? else {
                 continue;
             };
             let patience = Duration::from_millis(record.ttl_ms).max(self.ttl);
@@ -245,7 +224,11 @@ impl LeaseKeeper {
                 continue;
             }
             let sequence = view.sequence + 1;
-            if self.write(&view.slot, sequence, State::Held).await? {
+            if self
+                .sequences
+                .write(&view.slot, sequence, State::Held)
+                .await?
+            {
                 tracing::info!(slot = view.slot, holder = %record.holder, "adopting a dead writer's shards");
                 let lanes = 0..MAX_LANES;
                 adopted.push(Adopted {
@@ -264,8 +247,12 @@ impl LeaseKeeper {
     /// Storage that cannot be reached; the slot then expires and is adopted again.
     pub(crate) async fn finish_adoption(&self, adopted: Adopted) -> Result<()> {
         let released = adopted.sequence + 1;
-        if self.write(&adopted.slot, released, State::Released).await? {
-            self.forget_older(&adopted.slot, released).await;
+        if self
+            .sequences
+            .write(&adopted.slot, released, State::Released)
+            .await?
+        {
+            self.sequences.forget_older(&adopted.slot, released).await;
         }
         Ok(())
     }
@@ -275,8 +262,12 @@ impl LeaseKeeper {
         if let Some(name) = &self.fixed {
             let slot = fixed_slot(name);
             for _ in 0..TAKE_ATTEMPTS {
-                let next = self.view_of(&slot).await?.map_or(1, |v| v.sequence + 1);
-                if self.write(&slot, next, State::Held).await? {
+                let next = self
+                    .sequences
+                    .view_of(&slot)
+                    .await?
+                    .map_or(1, |v| v.sequence + 1);
+                if self.sequences.write(&slot, next, State::Held).await? {
                     return Ok(self.now_held(slot, next));
                 }
             }
@@ -289,24 +280,24 @@ impl LeaseKeeper {
             if !view.slot.starts_with(AUTOMATIC) {
                 continue;
             }
-            let record = self.read(&view.slot, view.sequence).await?;
+            let record = self.sequences.read(&view.slot, view.sequence).await?;
             if record.is_some_and(|record| record.state == State::Released) {
                 free.push(view);
             }
         }
         // Takers start at different slots, so that many at once seldom meet.
         if !free.is_empty() {
-            let start = self.holder.as_u128() as usize % free.len();
+            let start = self.sequences.holder().as_u128() as usize % free.len();
             free.rotate_left(start);
         }
         for view in free.into_iter().take(TAKE_ATTEMPTS) {
             let next = view.sequence + 1;
-            if self.write(&view.slot, next, State::Held).await? {
+            if self.sequences.write(&view.slot, next, State::Held).await? {
                 return Ok(self.now_held(view.slot, next));
             }
         }
         let slot = format!("{AUTOMATIC}{}", Uuid::new_v4().simple());
-        self.write(&slot, 1, State::Held).await?;
+        self.sequences.write(&slot, 1, State::Held).await?;
         Ok(self.now_held(slot, 1))
     }
 
@@ -325,110 +316,6 @@ impl LeaseKeeper {
             ))),
             _ => Ok(()),
         }
-    }
-
-    async fn write(&self, slot: &str, sequence: u64, state: State) -> Result<bool> {
-        let record = Record {
-            holder: self.holder,
-            state,
-            ttl_ms: self.ttl.as_millis() as u64,
-        };
-        let body = serde_json::to_vec(&record)
-            .map_err(|error| RolloutError::invalid(format!("lease of {slot}: {error}")))?;
-        let options = PutOptions {
-            mode: PutMode::Create,
-            ..Default::default()
-        };
-        let path = self.path(slot, sequence);
-        let store = &self.table.object_store().inner;
-        match store.put_opts(&path, body.into(), options).await {
-            Ok(_) => Ok(true),
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. },
-            ) => {
-                // A put whose answer was lost finds itself: then the number is ours after all.
-                let there = self.read(slot, sequence).await?;
-                Ok(there.as_ref() == Some(&record))
-            }
-            Err(error) => Err(self.table.context(format!("writing lease {path}"))(
-                error.into(),
-            )),
-        }
-    }
-
-    async fn read(&self, slot: &str, sequence: u64) -> Result<Option<Record>> {
-        let path = self.path(slot, sequence);
-        let store = &self.table.object_store().inner;
-        let bytes = match store.get(&path).await {
-            Ok(found) => found.bytes().await,
-            Err(error) => Err(error),
-        };
-        match bytes {
-            // What cannot be read is left to its holder, who will write a newer one.
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.table.context(format!("reading lease {path}"))(
-                error.into(),
-            )),
-        }
-    }
-
-    async fn view_of(&self, slot: &str) -> Result<Option<SlotView>> {
-        Ok(self.list(Some(slot)).await?.into_iter().next())
-    }
-
-    async fn list(&self, slot: Option<&str>) -> Result<Vec<SlotView>> {
-        let prefix = match slot {
-            Some(slot) => self.folder().join(slot),
-            None => self.folder(),
-        };
-        let store = &self.table.object_store().inner;
-        let objects: Vec<_> = store
-            .list(Some(&prefix))
-            .try_collect()
-            .await
-            .map_err(|error| self.table.context("listing the leases")(error.into()))?;
-        let mut newest: BTreeMap<String, u64> = BTreeMap::new();
-        for object in objects {
-            if let Some((slot, sequence)) = parse_path(&object.location) {
-                let known = newest.entry(slot).or_default();
-                *known = sequence.max(*known);
-            }
-        }
-        Ok(newest
-            .into_iter()
-            .map(|(slot, sequence)| SlotView { slot, sequence })
-            .collect())
-    }
-
-    /// Deletes numbers that can no longer matter; the newest two always stay.
-    async fn forget_older(&self, slot: &str, newest: u64) {
-        // Deleting one request per renewal would double the bill: every fourth clears four.
-        if newest < 4 || !newest.is_multiple_of(4) {
-            return;
-        }
-        let paths: Vec<_> = (newest.saturating_sub(6)..newest - 1)
-            .filter(|sequence| *sequence > 0)
-            .map(|sequence| Ok(self.path(slot, sequence)))
-            .collect();
-        let store = &self.table.object_store().inner;
-        let mut deleted = store.delete_stream(futures::stream::iter(paths).boxed());
-        while deleted.next().await.is_some() {}
-    }
-
-    fn folder(&self) -> Path {
-        self.table
-            .base_path()
-            .clone()
-            .join(ROLLOUTS_DIR)
-            .join("leases")
-    }
-
-    fn path(&self, slot: &str, sequence: u64) -> Path {
-        self.folder()
-            .join(slot)
-            .join(format!("{sequence:020}.json"))
     }
 }
 
@@ -471,15 +358,6 @@ pub(crate) fn shard_of_slot(slot: &str, lane: usize) -> Uuid {
     uuid::Builder::from_md5_bytes(digest.into()).into_uuid()
 }
 
-fn parse_path(path: &Path) -> Option<(String, u64)> {
-    let parts: Vec<_> = path.parts().collect();
-    let [.., slot, file] = &parts[..] else {
-        return None;
-    };
-    let sequence = file.as_ref().strip_suffix(".json")?.parse().ok()?;
-    Some((slot.as_ref().to_string(), sequence))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -501,15 +379,5 @@ mod tests {
             .collect();
         assert_eq!(shards.len(), MAX_LANES);
         assert_eq!(shard_of_slot("auto-x", 2), shard_of_slot("auto-x", 2));
-    }
-
-    #[test]
-    fn paths_parse_back() {
-        let path = Path::from("t/_rollouts/leases/auto-1/00000000000000000042.json");
-        assert_eq!(parse_path(&path), Some(("auto-1".to_string(), 42)));
-        assert_eq!(
-            parse_path(&Path::from("t/_rollouts/leases/auto-1/x.json")),
-            None
-        );
     }
 }

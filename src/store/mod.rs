@@ -6,8 +6,10 @@ mod location;
 pub(crate) mod masks;
 pub(crate) mod object_store;
 mod scan;
+mod sequence;
 mod snapshot;
 mod table;
+mod task_lease;
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
@@ -20,6 +22,7 @@ pub(crate) use object_store::store_params;
 pub(crate) use scan::{Batches, ScanSpec, conform, scan_dataset, scan_generation};
 pub(crate) use snapshot::{Generation, Snapshot, SnapshotCache};
 pub(crate) use table::{LanceTable, OpenRequest};
+pub(crate) use task_lease::TaskLease;
 
 /// The highest stamp of a column of stamps.
 pub(crate) fn highest_stamp(column: &arrow_array::ArrayRef) -> Option<i64> {

@@ -19,6 +19,8 @@ pub fn quiet() -> RuntimeSettings {
         merge_after_generations: 0,
         merge_after_bytes: 0,
         merge_max_age: std::time::Duration::ZERO,
+        compact_interval: std::time::Duration::ZERO,
+        cleanup_interval: std::time::Duration::ZERO,
         cache_bytes: 256 << 20,
         ..Default::default()
     }

@@ -3,8 +3,13 @@
 mod basics;
 mod common;
 mod docs;
+#[path = "../support/gate.rs"]
+mod gate;
+mod kill;
 mod merging;
 mod model;
 mod real_input;
 mod sharing;
+mod stalled;
+mod upkeep;
 mod writers;

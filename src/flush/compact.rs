@@ -1,0 +1,234 @@
+//! Compaction: the base's small fragments are rewritten as larger ones.
+//!
+//! Every merge leaves a fragment; many small ones make scans slow and the base's manifest long. A
+//! run is bounded in bytes read and in what it holds in memory. Lance checks a rewrite against the
+//! commits made meanwhile: one that touched the same fragments makes it fail, and the next run
+//! plans anew. Row ids are not remapped on the spot (`defer_index_remap`): Lance's way of doing
+//! that does not know the table's MemWAL index.
+
+use std::sync::Arc;
+
+use lance::Dataset;
+use lance::dataset::index::DatasetIndexRemapperOptions;
+use lance::dataset::optimize::{
+    CompactionMetrics, CompactionOptions, commit_compaction, plan_compaction,
+};
+use lance_table::format::Fragment;
+
+use super::merge::is_conflict;
+use crate::error::{Result, RolloutError};
+use crate::store::LanceTable;
+
+/// A fragment of fewer rows and bytes than these is small.
+const SMALL_ROWS: u64 = 1 << 20;
+const SMALL_BYTES: u64 = 256 << 20;
+
+/// Most bytes of data files one run rewrites.
+const RUN_BYTES: u64 = 2 << 30;
+
+/// Bytes of rows held at once, aimed at.
+const BATCH_BYTES: u64 = 32 << 20;
+const IO_BUFFER_BYTES: u64 = 256 << 20;
+
+/// How often a run is planned anew after losing against another commit.
+const ATTEMPTS: usize = 5;
+
+/// What a compaction did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CompactionReport {
+    /// Fragments that were replaced.
+    pub fragments_removed: usize,
+    /// Fragments that replace them.
+    pub fragments_added: usize,
+    /// The base version afterwards.
+    pub base_version: u64,
+}
+
+/// A fragment as the policy sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sized {
+    pub(super) id: u32,
+    pub(super) rows: u64,
+    pub(super) deleted: u64,
+    pub(super) bytes: u64,
+}
+
+impl Sized {
+    fn of(fragment: &Fragment) -> Self {
+        let bytes = |file: &lance_table::format::DataFile| file.file_size_bytes.get();
+        let deleted = fragment
+            .deletion_file
+            .as_ref()
+            .and_then(|file| file.num_deleted_rows);
+        Self {
+            id: fragment.id as u32,
+            rows: fragment.physical_rows.unwrap_or(0) as u64,
+            deleted: deleted.unwrap_or(0) as u64,
+            bytes: fragment.files.iter().filter_map(bytes).map(u64::from).sum(),
+        }
+    }
+
+    fn small(&self) -> bool {
+        self.rows < SMALL_ROWS && self.bytes < SMALL_BYTES
+    }
+
+    /// A tenth or more of its rows are gone.
+    fn worn(&self) -> bool {
+        self.deleted * 10 >= self.rows.max(1)
+    }
+}
+
+/// Which fragments a run rewrites: runs of at least `least` small neighbours, and worn fragments,
+/// in order, up to `bound` bytes, at least one run.
+pub(super) fn choose(fragments: &[Sized], least: usize, bound: u64) -> Vec<u32> {
+    let mut chosen: Vec<u32> = Vec::new();
+    let mut bytes = 0;
+    for run in fragments.chunk_by(|a, b| a.small() == b.small()) {
+        let whole = run[0].small() && run.len() >= least.max(2);
+        for fragment in run.iter().filter(|fragment| whole || fragment.worn()) {
+            bytes += fragment.bytes;
+            if bytes > bound && chosen.len() > 1 {
+                return chosen;
+            }
+            chosen.push(fragment.id);
+        }
+    }
+    chosen
+}
+
+/// Rewrites what the policy chooses; `least` neighbours make a run.
+///
+/// # Errors
+/// Storage that cannot be reached; other commits that kept coming first.
+pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<CompactionReport> {
+    let mut attempts = 0;
+    loop {
+        let base = table.refresh_base().await?;
+        let error = match rewrite(&base, least).await {
+            Ok(None) => {
+                return Ok(CompactionReport {
+                    base_version: base.version().version,
+                    ..Default::default()
+                });
+            }
+            Ok(Some((base, metrics))) => {
+                let base = table.advance_base(Arc::new(base));
+                return Ok(CompactionReport {
+                    fragments_removed: metrics.fragments_removed,
+                    fragments_added: metrics.fragments_added,
+                    base_version: base.version().version,
+                });
+            }
+            Err(error) => error,
+        };
+        attempts += 1;
+        if !is_conflict(&error) {
+            return Err(table.context("compacting the base")(error));
+        }
+        if attempts >= ATTEMPTS {
+            return Err(RolloutError::Conflict(format!(
+                "compacting {} kept losing against other commits: {error}",
+                table.location()
+            )));
+        }
+        tracing::debug!(attempts, %error, "a compaction lost against another commit");
+    }
+}
+
+async fn rewrite(
+    base: &Arc<Dataset>,
+    least: usize,
+) -> lance::Result<Option<(Dataset, CompactionMetrics)>> {
+    let fragments: Vec<Sized> = base.fragments().iter().map(Sized::of).collect();
+    let chosen = choose(&fragments, least, RUN_BYTES);
+    if chosen.is_empty() {
+        return Ok(None);
+    }
+    let rewritten = || {
+        fragments
+            .iter()
+            .filter(|fragment| chosen.contains(&fragment.id))
+    };
+    let rows: u64 = rewritten().map(|fragment| fragment.rows).sum();
+    let bytes: u64 = rewritten().map(|fragment| fragment.bytes).sum();
+    let options = CompactionOptions {
+        target_rows_per_fragment: SMALL_ROWS as usize,
+        excluded_fragment_ids: fragments
+            .iter()
+            .map(|fragment| fragment.id)
+            .filter(|id| !chosen.contains(id))
+            .collect(),
+        batch_size: Some((BATCH_BYTES * rows.max(1) / bytes.max(1)).clamp(1, 8192) as usize),
+        io_buffer_size: Some(IO_BUFFER_BYTES),
+        defer_index_remap: true,
+        ..Default::default()
+    };
+    let plan = plan_compaction(base, &options).await?;
+    let mut results = Vec::new();
+    // One after another: the bound on memory is that of one.
+    for task in plan.compaction_tasks() {
+        results.push(task.execute(base).await?);
+    }
+    if results.is_empty() {
+        return Ok(None);
+    }
+    fail::fail_point!("compact-before-commit");
+    let mut compacted = base.as_ref().clone();
+    let remap = Arc::new(DatasetIndexRemapperOptions::default());
+    let metrics = commit_compaction(&mut compacted, results, remap, plan.options()).await?;
+    Ok(Some((compacted, metrics)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn fragments(sizes: &[(u64, u64, u64)]) -> Vec<Sized> {
+        let sized = |(id, (rows, deleted, bytes)): (usize, &(u64, u64, u64))| Sized {
+            id: id as u32,
+            rows: *rows,
+            deleted: *deleted,
+            bytes: *bytes,
+        };
+        sizes.iter().enumerate().map(sized).collect()
+    }
+
+    #[test]
+    fn runs_of_small_neighbours_and_worn_fragments() {
+        let (small, large) = ((1000, 0, MIB), (2 * SMALL_ROWS, 0, MIB));
+        let heavy = (1000, 0, SMALL_BYTES);
+        let worn = (2 * SMALL_ROWS, SMALL_ROWS, MIB);
+        let scratched = (1000, 1, MIB);
+        for (what, sizes, least, want) in [
+            ("nothing", vec![], 2, vec![]),
+            ("one alone", vec![small], 2, vec![]),
+            ("two", vec![small, small], 2, vec![0, 1]),
+            ("too few", vec![small, small], 3, vec![]),
+            ("apart", vec![small, large, small], 2, vec![]),
+            (
+                "by rows or bytes",
+                vec![large, heavy, small, small],
+                2,
+                vec![2, 3],
+            ),
+            ("worn", vec![large, worn], 2, vec![1]),
+            ("hardly worn", vec![scratched], 2, vec![]),
+            ("worn and small", vec![(1000, 500, MIB)], 2, vec![0]),
+        ] {
+            assert_eq!(choose(&fragments(&sizes), least, 1 << 40), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_run_is_bounded() {
+        let many = fragments(&[(1000, 0, 10); 10]);
+        assert_eq!(choose(&many, 2, 45), [0, 1, 2, 3]);
+        assert_eq!(
+            choose(&many, 2, 1),
+            [0, 1],
+            "never less than two, or nothing would ever go"
+        );
+    }
+}

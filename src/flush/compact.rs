@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use lance::Dataset;
 use lance::dataset::index::DatasetIndexRemapperOptions;
+use lance::dataset::index::frag_reuse::cleanup_frag_reuse_index;
 use lance::dataset::optimize::{
     CompactionMetrics, CompactionOptions, commit_compaction, plan_compaction,
 };
@@ -101,6 +102,7 @@ pub(super) fn choose(fragments: &[Sized], least: usize, bound: u64) -> Vec<u32> 
 /// # Errors
 /// Storage that cannot be reached; other commits that kept coming first.
 pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<CompactionReport> {
+    forget_moves(table).await?;
     let mut attempts = 0;
     loop {
         let base = table.refresh_base().await?;
@@ -133,6 +135,19 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
         }
         tracing::debug!(attempts, %error, "a compaction lost against another commit");
     }
+}
+
+/// Drops the record of moved rows as far as no index needs it any more.
+async fn forget_moves(table: &LanceTable) -> Result<()> {
+    let mut base = table.refresh_base().await?.as_ref().clone();
+    match cleanup_frag_reuse_index(&mut base).await {
+        Ok(()) => {
+            table.advance_base(Arc::new(base));
+        }
+        // It only grows until the next run.
+        Err(error) => tracing::debug!(%error, "the record of moved rows stays for now"),
+    }
+    Ok(())
 }
 
 async fn rewrite(

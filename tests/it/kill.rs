@@ -53,6 +53,7 @@ fn restless() -> RuntimeSettings {
         cleanup_min_age: Duration::from_millis(1500),
         cache_bytes: 256 << 20,
         max_lanes: 2,
+        id_index_min_rows: 200,
         local_fsync: false,
         ..Default::default()
     }

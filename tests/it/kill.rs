@@ -150,6 +150,7 @@ fn kill_child() {
     let variable = |name| std::env::var(name).expect("set by the parent");
     let place = Arc::new(Place(folder.into()));
     let point = variable(POINT);
+    let compacts = point.starts_with("compact");
     if !point.is_empty() {
         let passes: usize = variable(PASSES).parse().expect("a number");
         let reached = place.reached();
@@ -183,6 +184,19 @@ fn kill_child() {
             let prefix = format!("{round}-{task}");
             tasks.push(tokio::spawn(async move {
                 insert_for_ever(&process, &place, &prefix).await
+            }));
+        }
+        if compacts {
+            // On its own it waits for more fragments than a short life leaves.
+            let process = process.clone();
+            tasks.push(tokio::spawn(async move {
+                loop {
+                    let compact = "SELECT * FROM rollout_compact('rollouts')";
+                    if let Err(error) = process.try_sql(compact).await {
+                        eprintln!("compacting: {error}");
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
             }));
         }
         tasks.push(tokio::spawn(async move {

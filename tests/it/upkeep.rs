@@ -12,7 +12,6 @@ fn at_once() -> RuntimeSettings {
     RuntimeSettings {
         generation_grace: Duration::ZERO,
         cleanup_min_age: Duration::ZERO,
-        id_index_min_rows: 1,
         ..quiet()
     }
 }
@@ -135,11 +134,7 @@ async fn nothing_young_goes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compaction_changes_no_value() {
     let folder = tempfile::tempdir().expect("folder");
-    let indexed = RuntimeSettings {
-        id_index_min_rows: 1,
-        ..quiet()
-    };
-    let process = Process::open(folder.path(), indexed).await;
+    let process = Process::open(folder.path(), quiet()).await;
     let values = ["NULL", "''", "'text'"];
     for i in 0..12 {
         let value = values[i % 3];

@@ -8,7 +8,7 @@ use datafusion::prelude::SessionContext;
 use crate::error::Result;
 use crate::functions::table_functions;
 use crate::options::{RolloutSessionOptions, RolloutTableOptionsExtension};
-use crate::provider::RolloutTableFactory;
+use crate::provider::{CheckDml, RolloutTableFactory};
 use crate::runtime::RolloutRuntime;
 use crate::schema::default_udfs;
 
@@ -44,6 +44,10 @@ impl RolloutSessionExt for &SessionContext {
             state
                 .table_factories_mut()
                 .insert(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
+            let rules = &state.analyzer().rules;
+            if !rules.iter().any(|rule| rule.name() == CheckDml::NAME) {
+                state.add_analyzer_rule(Arc::new(CheckDml));
+            }
         }
         self.register_table_options_extension(RolloutTableOptionsExtension::default());
         for udf in default_udfs() {
@@ -68,7 +72,8 @@ impl RolloutSessionExt for SessionStateBuilder {
         }
         let mut builder = self
             .with_config(config)
-            .with_table_factory(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
+            .with_table_factory(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory))
+            .with_analyzer_rule(Arc::new(CheckDml));
         builder
             .scalar_functions()
             .get_or_insert_default()

@@ -276,17 +276,26 @@ async fn write_winners(
         .try_flatten();
     let source = Box::pin(RecordBatchStreamAdapter::new(stored, rows.boxed()))
         as datafusion::execution::SendableRecordBatchStream;
+    write_fragments(table, base, source).await
+}
+
+/// Writes rows of the stored schema as fragments no version names yet.
+pub(crate) async fn write_fragments(
+    table: &LanceTable,
+    base: &Arc<Dataset>,
+    rows: datafusion::execution::SendableRecordBatchStream,
+) -> Result<Vec<Fragment>> {
     let params = table.write_params(WriteMode::Append);
     let written = InsertBuilder::new(base.clone())
         .with_params(&params)
-        .execute_uncommitted_stream(source)
+        .execute_uncommitted_stream(rows)
         .boxed()
         .await
-        .map_err(table.context("writing merged rows"))?;
+        .map_err(table.context("writing rows to the base"))?;
     match written.operation {
         Operation::Append { fragments } => Ok(fragments),
         other => Err(RolloutError::invalid(format!(
-            "writing merged rows was planned as {other:?}, not as an append"
+            "writing rows to the base was planned as {other:?}, not as an append"
         ))),
     }
 }

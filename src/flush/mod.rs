@@ -35,6 +35,7 @@ pub use cleanup::{Removal, RemovalKind};
 pub use compact::CompactionReport;
 pub use merge::MergeReport;
 use merge::{Committed, PreparedMerge};
+pub(crate) use merge::{delete_losers, is_conflict, write_fragments};
 use policy::Waiting;
 
 use crate::error::{Result, RolloutError};

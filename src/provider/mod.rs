@@ -1,10 +1,12 @@
-//! The DataFusion half: the table, its factory, the scan.
+//! The DataFusion half: the table, its factory, the scan, DELETE and UPDATE.
 
+mod dml;
 mod factory;
 mod filter;
 mod partition;
 mod scan;
 mod table;
 
+pub(crate) use dml::CheckDml;
 pub use factory::RolloutTableFactory;
 pub use table::RolloutTableProvider;

@@ -18,6 +18,7 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::prelude::SessionContext;
 use datafusion::sql::TableReference;
 
+use super::dml;
 use super::filter::{classify, ids_asked_for};
 use super::scan::RolloutScanExec;
 use crate::error::{Result, RolloutError};
@@ -167,6 +168,27 @@ impl TableProvider for RolloutTableProvider {
         };
         let sink = RolloutSink::new(self.store().insert_path().clone());
         Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
+    }
+
+    async fn delete_from(
+        &self,
+        state: &dyn Session,
+        filters: Vec<Expr>,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        dml::delete(state, self.store(), &self.columns, &filters)
+    }
+
+    async fn update(
+        &self,
+        state: &dyn Session,
+        _assignments: Vec<(String, Expr)>,
+        filters: Vec<Expr>,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        dml::update(state, self.store(), &self.columns, &filters)
+    }
+
+    async fn truncate(&self, _state: &dyn Session) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        dml::truncate(self.store())
     }
 }
 

@@ -192,6 +192,11 @@ impl RolloutStore {
         self.maintenance.status(kind)
     }
 
+    /// Says that this process changed the base by other means than a merge.
+    pub(crate) fn changed(&self) {
+        self.snapshots.changed();
+    }
+
     /// The flushed state of the table, no older than `max_age`.
     pub(crate) async fn snapshot(
         &self,

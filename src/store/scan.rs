@@ -14,6 +14,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use lance::Dataset;
 use lance::dataset::scanner::{ExecutionSummaryCounts, MaterializationStyle};
+use lance_core::ROW_ADDR;
 use lance_table::format::Fragment;
 
 use super::Generation;
@@ -26,7 +27,7 @@ pub(crate) type Batches = BoxStream<'static, Result<RecordBatch>>;
 /// What to read of a dataset.
 #[derive(Debug, Clone)]
 pub(crate) struct ScanSpec {
-    /// The columns of the result.
+    /// The columns of the result; `_rowaddr` is a row's address.
     pub(crate) columns: SchemaRef,
     /// A condition over the table's columns, evaluated before the limit.
     pub(crate) filter: Option<Expr>,
@@ -58,8 +59,9 @@ pub(crate) async fn scan_dataset(
         .filter(|name| dataset.schema().field(name).is_some())
         .collect();
     scanner.project(&names).map_err(context())?;
-    if names.is_empty() {
-        // Rows are counted by their addresses, which cost no reading.
+    let addressed = spec.columns.column_with_name(ROW_ADDR).is_some();
+    if addressed || names.is_empty() {
+        // Without columns rows are counted by their addresses, which cost no reading.
         scanner.with_row_address();
     }
     let allowed = allowed_rows(&fragments, masked);

@@ -2,6 +2,7 @@
 
 mod basics;
 mod common;
+mod dml;
 mod docs;
 #[path = "../support/gate.rs"]
 mod gate;

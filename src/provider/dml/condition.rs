@@ -20,8 +20,8 @@ use datafusion::scalar::ScalarValue;
 use futures::{StreamExt, TryStreamExt};
 use lance_core::ROW_ADDR;
 
-use super::On;
 use super::super::filter::classify;
+use super::On;
 use crate::error::{Result, RolloutError};
 use crate::store::masks::RowSet;
 use crate::store::{Batches, ScanSpec, scan_dataset};
@@ -63,7 +63,10 @@ impl Condition {
             (Read::Needed, Some(rest)) => {
                 let used = rest.column_refs();
                 (0..schema.fields().len())
-                    .filter(|i| used.iter().any(|column| &column.name == schema.field(*i).name()))
+                    .filter(|i| {
+                        used.iter()
+                            .any(|column| &column.name == schema.field(*i).name())
+                    })
                     .collect()
             }
         };
@@ -122,7 +125,10 @@ fn passing(condition: Option<&Arc<dyn PhysicalExpr>>, batch: RecordBatch) -> Res
     };
     let passed = condition.evaluate(&batch)?.into_array(batch.num_rows())?;
     let passed = passed.as_boolean_opt().ok_or_else(|| {
-        RolloutError::invalid(format!("the condition is {}, not a Boolean", passed.data_type()))
+        RolloutError::invalid(format!(
+            "the condition is {}, not a Boolean",
+            passed.data_type()
+        ))
     })?;
     Ok(filter_record_batch(&batch, passed)?)
 }

@@ -113,7 +113,9 @@ impl ExecutionPlan for RolloutDmlExec {
             Ok(RecordBatch::try_new(columns, vec![count])?)
         };
         let answer = futures::stream::once(async move {
-            answer.await.map_err(|error: RolloutError| DataFusionError::from(error))
+            answer
+                .await
+                .map_err(|error: RolloutError| DataFusionError::from(error))
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, answer)))
     }

@@ -117,7 +117,10 @@ pub(super) fn delete(
     refuse_read_only(store, "DELETE")?;
     let statement = vouched_for("DELETE", filters)?;
     let change = Delete::plan(state, schema, statement)?;
-    Ok(Arc::new(RolloutDmlExec::new(store.clone(), Arc::new(change))))
+    Ok(Arc::new(RolloutDmlExec::new(
+        store.clone(),
+        Arc::new(change),
+    )))
 }
 
 /// Plans an UPDATE. DataFusion's own list of assignments is not used: the optimizer may have taken
@@ -131,13 +134,19 @@ pub(super) fn update(
     refuse_read_only(store, "UPDATE")?;
     let statement = vouched_for("UPDATE", filters)?;
     let change = Update::plan(state, schema, statement)?;
-    Ok(Arc::new(RolloutDmlExec::new(store.clone(), Arc::new(change))))
+    Ok(Arc::new(RolloutDmlExec::new(
+        store.clone(),
+        Arc::new(change),
+    )))
 }
 
 /// Plans a TRUNCATE. It has no condition that could be lost, so any session may.
 pub(super) fn truncate(store: &Arc<RolloutStore>) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
     refuse_read_only(store, "TRUNCATE")?;
-    Ok(Arc::new(RolloutDmlExec::new(store.clone(), Arc::new(Truncate))))
+    Ok(Arc::new(RolloutDmlExec::new(
+        store.clone(),
+        Arc::new(Truncate),
+    )))
 }
 
 fn refuse_read_only(store: &RolloutStore, verb: &str) -> Result<()> {
@@ -153,7 +162,8 @@ fn refuse_read_only(store: &RolloutStore, verb: &str) -> Result<()> {
 fn vouched_for<'a>(verb: &str, filters: &'a [Expr]) -> Result<&'a CheckedStatement> {
     if filters.is_empty() && verb == "DELETE" {
         return Err(RolloutError::Unsupported(
-            "DELETE without a condition is not supported on a rollouts table: use TRUNCATE".to_string(),
+            "DELETE without a condition is not supported on a rollouts table: use TRUNCATE"
+                .to_string(),
         ));
     }
     CheckedStatement::among(filters).ok_or_else(|| {
@@ -208,7 +218,9 @@ async fn run(change: &dyn Change, store: &RolloutStore, batch_size: usize) -> Re
                 tracing::debug!(attempt, reason, "a {} is worked out again", change.verb());
             }
             Err(error) => {
-                return Err(table.context(format!("committing a {}", change.verb()))(error));
+                return Err(table.context(format!("committing a {}", change.verb()))(
+                    error,
+                ));
             }
         }
     }

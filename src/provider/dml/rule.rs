@@ -16,7 +16,7 @@ use datafusion::optimizer::AnalyzerRule;
 
 use super::super::RolloutTableProvider;
 use super::statement::CheckedStatement;
-use crate::error::{RolloutError};
+use crate::error::RolloutError;
 use crate::runtime::RolloutStore;
 
 /// Lets DELETE and UPDATE of a rollouts table pass only where the table sees all of it: over one
@@ -94,7 +94,9 @@ fn check(dml: DmlStatement) -> DataFusionResult<Transformed<LogicalPlan>> {
 
 fn store_of(source: &Arc<dyn TableSource>) -> Option<&Arc<RolloutStore>> {
     let source = source.downcast_ref::<DefaultTableSource>()?;
-    let table = source.table_provider.downcast_ref::<RolloutTableProvider>()?;
+    let table = source
+        .table_provider
+        .downcast_ref::<RolloutTableProvider>()?;
     Some(table.store())
 }
 
@@ -167,9 +169,13 @@ fn refuse_hidden(verb: &str, expr: &Expr) -> DataFusionResult<()> {
     expr.exists(|expr| {
         hidden = match expr {
             Expr::Exists(_) => Some("EXISTS"),
-            Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_) => Some("a subquery"),
+            Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_) => {
+                Some("a subquery")
+            }
             Expr::OuterReferenceColumn(..) => Some("a column of an outer query"),
-            Expr::AggregateFunction(_) | Expr::WindowFunction(_) => Some("an aggregate or window function"),
+            Expr::AggregateFunction(_) | Expr::WindowFunction(_) => {
+                Some("an aggregate or window function")
+            }
             _ => None,
         };
         Ok(hidden.is_some())
@@ -189,8 +195,16 @@ fn refuse_node(verb: &str, plan: &LogicalPlan) -> RolloutError {
         LogicalPlan::EmptyRelation(_) => never_true(verb),
         other => {
             let node = other.display().to_string();
-            let node = node.split([':', '\n']).next().unwrap_or_default().to_string();
-            refuse(verb, &format!("{node} in the plan"), "a plain WHERE on the table's own columns")
+            let node = node
+                .split([':', '\n'])
+                .next()
+                .unwrap_or_default()
+                .to_string();
+            refuse(
+                verb,
+                &format!("{node} in the plan"),
+                "a plain WHERE on the table's own columns",
+            )
         }
     }
 }

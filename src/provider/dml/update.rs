@@ -111,7 +111,12 @@ impl Change for Update {
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let set: Vec<_> = self.writer.assignments.iter().map(|a| a.text.as_str()).collect();
+        let set: Vec<_> = self
+            .writer
+            .assignments
+            .iter()
+            .map(|a| a.text.as_str())
+            .collect();
         write!(f, "set=[{}], condition={}", set.join(", "), self.condition)
     }
 
@@ -149,7 +154,11 @@ impl Change for Update {
         let new_fragments = written?;
         let (updated_fragments, removed_fragment_ids) =
             delete_losers(table, &on.base, &replaced.rows).await?;
-        let key = on.base.schema().field(schema.key_name()).map(|field| field.id);
+        let key = on
+            .base
+            .schema()
+            .field(schema.key_name())
+            .map(|field| field.id);
         let key = key.ok_or_else(|| RolloutError::invalid("the base has no key column"))?;
         Ok(Some(Prepared {
             operation: Operation::Update {
@@ -261,7 +270,9 @@ impl RowWriter {
         let Some(column) = self.schema.stamp_index() else {
             return Ok(new);
         };
-        let before = old.column(column).as_primitive::<TimestampMicrosecondType>();
+        let before = old
+            .column(column)
+            .as_primitive::<TimestampMicrosecondType>();
         let stamps: TimestampMicrosecondArray = (0..old.num_rows())
             .map(|row| match before.is_valid(row) {
                 true => stamp.max(before.value(row).saturating_add(1)),

@@ -456,6 +456,11 @@ async fn updates_that_cannot_be_are_refused_and_change_nothing() {
             .await,
         before
     );
+    // A NULL that can be seen is refused at planning.
+    let sql = "UPDATE rollouts SET problem_id = NULL";
+    let frame = process.ctx.sql(sql).await.expect("is valid");
+    let error = frame.create_physical_plan().await.expect_err(sql);
+    assert!(error.to_string().contains("'problem_id'"), "{error}");
     // A value that would fail is not worked out for rows that are not concerned.
     process
         .sql("UPDATE rollouts SET payload_size = 1 WHERE id <> 'a'")
@@ -533,9 +538,48 @@ async fn a_read_only_table_refuses() {
         "UPDATE rollouts SET reward = 0",
         "TRUNCATE TABLE rollouts",
     ] {
-        refused(&reader, sql, "read-only").await;
+        // At planning already.
+        let frame = reader.ctx.sql(sql).await.expect("is valid");
+        let error = frame.create_physical_plan().await.expect_err(sql);
+        assert!(error.to_string().contains("read-only"), "{error}");
     }
     assert_eq!(reader.count().await, 4);
+}
+
+/// Two processes change and delete different rows of one fragment: both changes stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn statements_on_one_fragment_do_not_undo_each_other() {
+    let folder = tempfile::tempdir().expect("folder");
+    let a = Arc::new(Process::open(folder.path(), quiet()).await);
+    let b = Arc::new(Process::open(folder.path(), quiet()).await);
+    let rows = ["a", "b", "other"].map(|name| {
+        let rows = (0..8).map(|i| format!("('{name}{i}', 0), ('{name}x{i}', 0)"));
+        rows.collect::<Vec<_>>().join(", ")
+    });
+    a.sql(&format!(
+        "INSERT INTO rollouts (id, reward) VALUES {}",
+        rows.join(", ")
+    ))
+    .await;
+    a.flush().await;
+    a.merge().await;
+    let tasks = [(a.clone(), "a"), (b.clone(), "b")].map(|(process, name)| {
+        tokio::spawn(async move {
+            for i in 0..8 {
+                let update = format!("UPDATE rollouts SET reward = 1 WHERE id = '{name}{i}'");
+                assert_eq!(process.number(&update).await, 1);
+                let delete = format!("DELETE FROM rollouts WHERE id = '{name}x{i}'");
+                assert_eq!(process.number(&delete).await, 1);
+            }
+        })
+    });
+    for task in tasks {
+        task.await.expect("runs");
+    }
+    let ids = base_ids(folder.path()).await;
+    assert_eq!(ids.len(), 32, "{ids:?}");
+    let changed = "SELECT id FROM rollouts WHERE reward = 1";
+    assert_eq!(a.rows(changed).await.len(), 16);
 }
 
 /// Two processes count up the same rows while others insert, flush and merge: no increment and no

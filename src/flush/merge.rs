@@ -197,7 +197,11 @@ pub(crate) async fn forget_merged(
     }
 }
 
-pub(super) async fn forget_in(store: &ShardManifestStore, epoch: u64, merged: u64) -> lance::Result<()> {
+pub(super) async fn forget_in(
+    store: &ShardManifestStore,
+    epoch: u64,
+    merged: u64,
+) -> lance::Result<()> {
     store
         .commit_update(epoch, |current| ShardManifest {
             version: current.next_version(),

@@ -155,7 +155,7 @@ impl Sequences {
     /// Deletes numbers that can no longer matter; the newest two always stay.
     pub(super) async fn forget_older(&self, slot: &str, newest: u64) {
         // Deleting one request per renewal would double the bill: every fourth clears four.
-        if newest < 4 || newest % 4 != 0 {
+        if newest < 4 || !newest.is_multiple_of(4) {
             return;
         }
         let paths: Vec<_> = (newest.saturating_sub(6)..newest - 1)

@@ -17,7 +17,7 @@ use datafusion::logical_expr::Expr;
 
 pub(crate) use batch::{check_and_align, with_stamps};
 pub(crate) use defaults::{Markers, default_udfs, parse_stored_defaults, render_defaults};
-pub(crate) use dictionary::{DictionaryValues, small_dictionaries};
+pub(crate) use dictionary::{DictionaryValues, small_dictionary_columns};
 
 use crate::error::{Result, RolloutError};
 

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use futures::TryStreamExt;
 use lance::Dataset;
 use lance::dataset::index::DatasetIndexRemapperOptions;
 use lance::dataset::index::frag_reuse::cleanup_frag_reuse_index;
@@ -18,7 +19,9 @@ use lance_table::format::Fragment;
 
 use super::merge::is_conflict;
 use crate::error::{Result, RolloutError};
-use crate::store::LanceTable;
+use crate::schema::{DictionaryValues, small_dictionary_columns};
+use crate::store::masks::RowSet;
+use crate::store::{LanceTable, ScanSpec, scan_dataset};
 
 /// A fragment of fewer rows and bytes than these is small.
 const SMALL_ROWS: u64 = 1 << 20;
@@ -106,7 +109,9 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
     let mut attempts = 0;
     loop {
         let base = table.refresh_base().await?;
-        let error = match rewrite(&base, least).await {
+        let fragments: Vec<Sized> = base.fragments().iter().map(Sized::of).collect();
+        let chosen = fitting(table, &base, choose(&fragments, least, RUN_BYTES)).await?;
+        let error = match rewrite(&base, &fragments, &chosen).await {
             Ok(None) => {
                 return Ok(CompactionReport {
                     base_version: base.version().version,
@@ -150,12 +155,48 @@ async fn forget_moves(table: &LanceTable) -> Result<()> {
     Ok(())
 }
 
+/// Those of the chosen fragments that one file may hold, as far as its dictionary columns go.
+async fn fitting(table: &LanceTable, base: &Arc<Dataset>, chosen: Vec<u32>) -> Result<Vec<u32>> {
+    let columns = small_dictionary_columns(table.schema().stored())?;
+    if columns.fields().is_empty() {
+        return Ok(chosen);
+    }
+    let spec = ScanSpec {
+        columns,
+        filter: None,
+        limit: None,
+        batch_size: None,
+        bytes_read: None,
+    };
+    let mut fitting = Vec::new();
+    let mut values = DictionaryValues::default();
+    for id in chosen {
+        let fragments = base.fragments().iter();
+        let fragment = fragments.filter(|fragment| fragment.id == u64::from(id));
+        let fragment = fragment.cloned().collect();
+        let mut batches = scan_dataset(base, fragment, &RowSet::new(), &spec).await?;
+        let mut own = DictionaryValues::default();
+        while let Some(batch) = batches.try_next().await? {
+            own = own.joined(&DictionaryValues::of(&batch)?)?;
+        }
+        match values.joined(&own) {
+            Ok(joined) => values = joined,
+            Err(_) if fitting.len() > 1 => break,
+            Err(_) => {
+                fitting.clear();
+                values = own;
+            }
+        }
+        fitting.push(id);
+    }
+    Ok(fitting)
+}
+
 async fn rewrite(
     base: &Arc<Dataset>,
-    least: usize,
+    fragments: &[Sized],
+    chosen: &[u32],
 ) -> lance::Result<Option<(Dataset, CompactionMetrics)>> {
-    let fragments: Vec<Sized> = base.fragments().iter().map(Sized::of).collect();
-    let chosen = choose(&fragments, least, RUN_BYTES);
     if chosen.is_empty() {
         return Ok(None);
     }

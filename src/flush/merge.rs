@@ -27,7 +27,7 @@ use lance_table::format::key_existence::{FilterType, KeyExistenceFilter, KeyValu
 use uuid::Uuid;
 
 use crate::error::{Result, RolloutError};
-use crate::schema::{DictionaryValues, small_dictionaries};
+use crate::schema::{DictionaryValues, small_dictionary_columns};
 use crate::store::masks::{KeyCache, KeySource, Masks, RowSet};
 use crate::store::{Generation, LanceTable, scan_generation};
 
@@ -222,18 +222,13 @@ async fn files(
     table: &LanceTable,
     generations: &[Arc<Generation>],
 ) -> Result<Vec<std::ops::Range<usize>>> {
-    let schema = table.schema();
-    let small: Vec<_> = small_dictionaries(schema.stored())
-        .into_iter()
-        .filter_map(|name| schema.stored().index_of(name).ok())
-        .collect();
-    let columns = Arc::new(schema.stored().project(&small)?);
+    let columns = small_dictionary_columns(table.schema().stored())?;
     let mut files = Vec::new();
     let mut from = 0;
     let mut values = DictionaryValues::default();
     for (i, generation) in generations.iter().enumerate() {
         let mut own = DictionaryValues::default();
-        if !small.is_empty() {
+        if !columns.fields().is_empty() {
             let mut batches = scan_generation(generation, &RowSet::new(), &columns).await?;
             while let Some(batch) = batches.try_next().await? {
                 own = own.joined(&DictionaryValues::of(&batch)?)?;

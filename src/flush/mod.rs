@@ -167,7 +167,7 @@ impl Maintenance {
     /// # Errors
     /// A lane that could not be flushed; its rows stay durable in the log.
     pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
-        self.refuse_read_only("flushed")?;
+        self.writable("flushed")?;
         let _one = self.flushing.lock().await;
         let started = Instant::now();
         let result = match self.recover().await {
@@ -191,7 +191,7 @@ impl Maintenance {
     /// # Errors
     /// A source that cannot be read, or commits that kept losing.
     pub(crate) async fn merge_now(&self) -> Result<MergeReport> {
-        self.refuse_read_only("merged")?;
+        self.writable("merged")?;
         let _one = self.merging.lock().await;
         let started = Instant::now();
         let result = self.merge_all().await;
@@ -205,16 +205,6 @@ impl Maintenance {
             }
         }
         result
-    }
-
-    fn refuse_read_only(&self, what: &str) -> Result<()> {
-        match self.table.read_only() {
-            true => Err(RolloutError::Unsupported(format!(
-                "the table at {} is open read-only: nothing is {what}",
-                self.table.location()
-            ))),
-            false => Ok(()),
-        }
     }
 
     /// The rows are merged already: an index or a filter that lags only makes lookups slower.

@@ -122,7 +122,7 @@ impl Maintenance {
         self.leases.ttl() * 2
     }
 
-    fn writable(&self, done: &str) -> Result<()> {
+    pub(super) fn writable(&self, done: &str) -> Result<()> {
         if self.table.read_only() {
             return Err(RolloutError::Unsupported(format!(
                 "the table at {} is open read-only: nothing is {done}",

@@ -5,11 +5,12 @@
 //! one process at the insert, the generations of one file at the merge.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use arrow::compute::cast;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
-use arrow_schema::{DataType, Schema};
+use arrow_schema::{DataType, Schema, SchemaRef};
 
 use crate::error::{Result, RolloutError};
 
@@ -28,14 +29,15 @@ fn capacity(data_type: &DataType) -> Option<usize> {
     }
 }
 
-/// The small dictionary columns of a schema, by name.
-pub(crate) fn small_dictionaries(schema: &Schema) -> Vec<&str> {
-    schema
-        .fields()
-        .iter()
-        .filter(|field| capacity(field.data_type()).is_some())
-        .map(|field| field.name().as_str())
-        .collect()
+/// The small dictionary columns of a schema.
+///
+/// # Errors
+/// None in practice: the columns are the schema's own.
+pub(crate) fn small_dictionary_columns(schema: &Schema) -> Result<SchemaRef> {
+    let small: Vec<usize> = (0..schema.fields().len())
+        .filter(|i| capacity(schema.field(*i).data_type()).is_some())
+        .collect();
+    Ok(Arc::new(schema.project(&small)?))
 }
 
 /// The values of the small dictionary columns of some rows.
@@ -103,8 +105,6 @@ impl DictionaryValues {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow_array::types::Int8Type;
     use arrow_array::{ArrayRef, DictionaryArray};
 

@@ -1,6 +1,7 @@
 //! Integration tests: the public API only, one binary.
 
 mod basics;
+mod bench_smoke;
 mod common;
 mod dml;
 mod docs;

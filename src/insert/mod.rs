@@ -25,7 +25,6 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
-use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub(crate) use budget::UnflushedBudget;
@@ -110,8 +109,9 @@ pub(crate) struct InsertPath {
     queue: Queue,
     counters: InsertCounters,
     put_timeout: Duration,
-    /// Values this process has put into small dictionary columns.
-    dictionaries: Mutex<DictionaryValues>,
+    /// Values in small dictionary columns that may not be flushed yet. Held for a moment by every
+    /// statement, and across a flush by one that brings too many.
+    dictionaries: tokio::sync::Mutex<DictionaryValues>,
 }
 
 impl InsertPath {
@@ -139,7 +139,7 @@ impl InsertPath {
             queue: Queue::new(settings.max_lanes),
             counters: InsertCounters::default(),
             put_timeout: settings.put_timeout,
-            dictionaries: Mutex::new(DictionaryValues::default()),
+            dictionaries: tokio::sync::Mutex::new(DictionaryValues::default()),
         })
     }
 
@@ -156,7 +156,8 @@ impl InsertPath {
     /// # Errors
     /// The store is read-only or closed; the put failed (see [`RolloutError::OutcomeUnknown`]).
     pub(crate) async fn append(self: &Arc<Self>, batch: RecordBatch) -> Result<Receipt> {
-        self.submit(batch)?
+        let answer = self.submit(batch).await?;
+        answer
             .await
             .map_err(|_| RolloutError::Closed(self.closed_message()))?
     }
@@ -165,7 +166,7 @@ impl InsertPath {
     ///
     /// # Errors
     /// The store is read-only or closed, or a dictionary column would hold too many values.
-    pub(crate) fn submit(
+    pub(crate) async fn submit(
         self: &Arc<Self>,
         batch: RecordBatch,
     ) -> Result<tokio::sync::oneshot::Receiver<Result<Receipt>>> {
@@ -175,10 +176,17 @@ impl InsertPath {
                 self.table.location()
             )));
         }
-        {
-            let mut known = self.dictionaries.lock();
-            let joined = known.joined(&DictionaryValues::of(&batch)?)?;
-            *known = joined;
+        let values = DictionaryValues::of(&batch)?;
+        let mut known = self.dictionaries.lock().await;
+        match known.joined(&values) {
+            Ok(joined) => *known = joined,
+            Err(_) => {
+                // Too many for one statement is too many; else what is there gets its own file.
+                DictionaryValues::default().joined(&values)?;
+                self.queue.drained().await;
+                self.flush().await?;
+                *known = values;
+            }
         }
         let (receiver, lane) = self
             .queue
@@ -213,7 +221,11 @@ impl InsertPath {
             if result.is_err() {
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
             }
+            let idle = self.queue.rest(lane);
             group.answer(&result);
+            if idle {
+                return;
+            }
         }
     }
 

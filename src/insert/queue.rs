@@ -130,7 +130,6 @@ impl Queue {
         if group.batches.is_empty() {
             state.busy[lane] = false;
             if !state.busy.contains(&true) {
-                state.grouping = false;
                 self.idle.notify_waiters();
             }
             return None;
@@ -138,6 +137,20 @@ impl Queue {
         state.grouping = group.batches.len() > 1;
         group.first_stamp = clock.reserve(group.rows);
         Some(group)
+    }
+
+    /// Marks a lane idle if nothing waits. Done before its statements hear that they are durable:
+    /// the next one of the same client then finds this lane free and opens no other.
+    pub(super) fn rest(&self, lane: usize) -> bool {
+        let mut state = self.state.lock();
+        let idle = state.waiting.is_empty();
+        if idle {
+            state.busy[lane] = false;
+            if !state.busy.contains(&true) {
+                self.idle.notify_waiters();
+            }
+        }
+        idle
     }
 
     /// Whether others are about: a lane at work beside this one, or statements that share puts.
@@ -286,6 +299,23 @@ mod tests {
         assert_eq!((second.statements(), second.rows()), (1, 20_000));
         assert!(second.first_stamp >= first.first_stamp + 90_000);
         assert!(queue.take(0, &clock).is_none());
+    }
+
+    #[test]
+    fn a_lane_rests_only_when_nothing_waits() {
+        let queue = Queue::new(2);
+        let clock = StampClock::default();
+        let (_first, lane) = queue.push(rows(1)).expect("open");
+        assert_eq!(lane, Some(0));
+        assert!(queue.take(0, &clock).is_some());
+        assert!(queue.rest(0), "nothing waits");
+        let (_second, lane) = queue.push(rows(1)).expect("open");
+        assert_eq!(
+            lane,
+            Some(0),
+            "the lane that rests is taken before another opens"
+        );
+        assert!(!queue.rest(0), "something waits");
     }
 
     #[test]

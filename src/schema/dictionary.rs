@@ -1,8 +1,8 @@
 //! Dictionary columns: how many values a file may hold.
 //!
 //! Lance joins the dictionaries of the batches of a file. With more values than the key type can
-//! number the file is written, and cannot be read. So what goes into one file is bounded: the rows of
-//! one process at the insert, the generations of one file at the merge.
+//! number the file is written, and cannot be read. So what goes into one file is bounded: the unflushed
+//! rows of a process at the insert, the generations of one file at the merge.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -92,9 +92,8 @@ impl DictionaryValues {
             known.extend(values.iter().cloned());
             if known.len() > *capacity {
                 return Err(RolloutError::invalid(format!(
-                    "column '{column}' takes at most {capacity} different values from one process, \
-                     these rows would make {}: it is meant for a few kinds, use a text column for \
-                     names",
+                    "column '{column}' takes at most {capacity} different values in one put, these \
+                     rows have {}: it is meant for a few kinds, use a text column for names",
                     known.len()
                 )));
             }

@@ -131,7 +131,6 @@ async fn a_folder_that_was_deleted_starts_anew() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_partition_of_the_input_is_written_also_without_the_planner() {
-    use datafusion::catalog::TableProvider;
     use datafusion::logical_expr::dml::InsertOp;
     use datafusion::physical_plan::{ExecutionPlanProperties, collect};
     let folder = tempfile::tempdir().expect("folder");

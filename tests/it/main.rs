@@ -1,5 +1,11 @@
 //! Integration tests: the public API only, one binary.
 
+#![allow(
+    unreachable_pub,
+    missing_debug_implementations,
+    reason = "modules of a test binary have no public API"
+)]
+
 mod basics;
 mod bench_smoke;
 mod common;

@@ -291,11 +291,12 @@ fn many_rows(schema: &Arc<arrow_schema::Schema>, rows: usize) -> arrow_array::Re
             } else {
                 let same: ArrayRef =
                     Arc::new(StringArray::from_iter_values((0..rows).map(|_| "0")));
-                arrow::compute::cast(&same, field.data_type()).unwrap_or_else(|_| {
-                    let numbers = arrow::compute::cast(&same, &arrow_schema::DataType::Int64);
-                    arrow::compute::cast(&numbers.expect("numbers"), field.data_type())
-                        .expect("a value")
-                })
+                let through = match field.data_type() {
+                    arrow_schema::DataType::Timestamp(_, _) => arrow_schema::DataType::Int64,
+                    other => other.clone(),
+                };
+                let same = arrow::compute::cast(&same, &through).expect("values");
+                arrow::compute::cast(&same, field.data_type()).expect("values")
             }
         })
         .collect();

@@ -101,6 +101,7 @@ impl Condition {
             filter: self.by_storage.clone(),
             limit: None,
             batch_size: Some(on.batch_size),
+            bytes_read: None,
         };
         let fragments = on.base.fragments().as_ref().clone();
         let read = scan_dataset(&on.base, fragments, &RowSet::new(), &spec).await?;

@@ -6,6 +6,7 @@
 //! one are looked up. A fragment's ids never change under its data files' names, so neither does its
 //! filter; one that is missing is made from the id column the first time it is wanted.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use lance::Dataset;
 use lance_core::deepsize::{Context, DeepSizeOf};
 use lance_core::utils::bloomfilter::sbbf::Sbbf;
 use lance_table::format::Fragment;
+use md5::{Digest, Md5};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
@@ -27,6 +29,9 @@ const FALSE_POSITIVES: f64 = 0.001;
 
 /// What a stored filter starts with; another version is not read.
 const MAGIC: &[u8; 8] = b"rollidf1";
+
+/// Bytes of the digest that follows it.
+const DIGEST_BYTES: usize = 16;
 
 /// Fragments whose filters are fetched or made side by side.
 const CONCURRENCY: usize = 8;
@@ -59,18 +64,24 @@ impl IdFilter {
     }
 
     fn to_bytes(&self) -> Bytes {
+        let bits = self.0.to_bytes();
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&self.0.to_bytes());
+        bytes.extend_from_slice(&Md5::digest(&bits));
+        bytes.extend_from_slice(&bits);
         bytes.into()
     }
 
-    /// Reads a stored filter; none if it is not one, or damaged.
+    /// Reads a stored filter; none if it is not one, or damaged: a filter that lost bits would hide
+    /// rows that have to be replaced.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        Sbbf::new(bytes.strip_prefix(MAGIC)?).ok().map(Self)
+        let (digest, bits) = bytes.strip_prefix(MAGIC)?.split_at_checked(DIGEST_BYTES)?;
+        let whole = !bits.is_empty() && Md5::digest(bits).as_slice() == digest;
+        whole.then(|| Sbbf::new(bits).ok().map(Self)).flatten()
     }
 }
 
-/// Makes the filters of all fragments that have none yet, so that no query has to.
+/// Makes the filters of all fragments that have none yet, so that no query has to, and drops those
+/// of fragments that are gone: whoever still reads such a fragment makes its filter again.
 ///
 /// # Errors
 /// A fragment whose ids cannot be read.
@@ -79,9 +90,25 @@ pub(crate) async fn make_filters(
     cache: &KeyCache,
     base: &Arc<Dataset>,
 ) -> Result<()> {
-    of_fragments(table, cache, base, base.fragments())
-        .await
-        .map(|_| ())
+    of_fragments(table, cache, base, base.fragments()).await?;
+    let kept: HashSet<Path> = base
+        .fragments()
+        .iter()
+        .map(|fragment| path_of(table, &name_of(fragment)))
+        .collect();
+    let store = &table.object_store().inner;
+    let gone = store
+        .list(Some(&folder(table)))
+        .map_ok(|object| object.location)
+        .try_filter(move |path| futures::future::ready(!kept.contains(path)))
+        .boxed();
+    let mut deleted = store.delete_stream(gone);
+    while let Some(result) = deleted.next().await {
+        if let Err(error) = result {
+            tracing::debug!(%error, "an id filter of a fragment that is gone stays for now");
+        }
+    }
+    Ok(())
 }
 
 /// The filters of some fragments, in order.
@@ -166,13 +193,16 @@ pub(super) fn name_of(fragment: &Fragment) -> String {
     format!("{}-{}", fragment.id, names.join("+"))
 }
 
-fn path_of(table: &LanceTable, name: &str) -> Path {
+fn folder(table: &LanceTable) -> Path {
     table
         .base_path()
         .clone()
         .join(ROLLOUTS_DIR)
         .join("id_filters")
-        .join(format!("{name}.sbbf"))
+}
+
+fn path_of(table: &LanceTable, name: &str) -> Path {
+    folder(table).join(format!("{name}.sbbf"))
 }
 
 #[cfg(test)]
@@ -187,6 +217,14 @@ mod tests {
         }
         let back = IdFilter::from_bytes(&filter.to_bytes()).expect("reads");
         assert!((0..1_000).all(|i| back.may_hold(&format!("id-{i}"))));
+        let stored = filter.to_bytes();
+        assert!(
+            IdFilter::from_bytes(&stored[..stored.len() - 32]).is_none(),
+            "cut short"
+        );
+        let mut flipped = stored.to_vec();
+        flipped[100] ^= 1;
+        assert!(IdFilter::from_bytes(&flipped).is_none(), "a bit lost");
         let wrong = (1_000..11_000)
             .filter(|i| back.may_hold(&format!("id-{i}")))
             .count();

@@ -99,7 +99,7 @@ impl Options {
             put: PutTime::Fixed(Duration::from_millis(2)),
             content: 100,
             clients: vec![1, 8],
-            puts: 10,
+            puts: 400,
             backlog: 200,
             idle: Duration::from_secs(1),
             ..Self::standard()

@@ -1,8 +1,11 @@
 //! Object stores as this crate needs them: local writes synced, put-if-absent proven.
 //!
-//! Measured on one local disk: an append through the synced store costs one file sync and one
-//! folder sync; without them an acknowledged row survives the end of the process but not of the
-//! machine. Synced is the default, `rollout.local_fsync` turns it off.
+//! Under `file://` Lance writes data files itself, past any sync and any wrapper; under
+//! `file-object-store://` everything goes through the object store, which can sync file and folder
+//! before a write returns. Measured with 200 one-row inserts, three runs each way in turn, debug
+//! build: an average put took 5.8, 6.1 and 10.1 ms synced, 7.5, 8.7 and 9.6 ms not, which is no
+//! difference on that disk. So what is acknowledged is synced by default; `rollout.local_fsync` turns
+//! it off.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -116,8 +116,14 @@ async fn is_acknowledged_only_if_it_is_there(flushed: bool) {
     }
     stalled.writer.shutdown().await;
     let found = "SELECT count(*) FROM rollouts WHERE id = 'stalled'";
+    if acknowledged {
+        // On a busy machine its new lease may have run out as well: whoever adopts it flushes.
+        until("what was acknowledged is there", async || {
+            stalled.other.number(found).await == 1
+        })
+        .await;
+    }
     let there = stalled.other.number(found).await == 1;
-    assert!(there || !acknowledged, "acknowledged and gone");
     let expected = if there { 4 } else { 3 };
     assert_eq!(stalled.other.count().await, expected);
     stalled.gate.assert_saw_data_files();

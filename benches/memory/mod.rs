@@ -171,10 +171,10 @@ async fn rounds(
             .expect("appends");
         store.flush().await.expect("flushes");
         let turn = round / options.tables + 1;
-        if turn % MERGE_AFTER == 0 {
+        if turn.is_multiple_of(MERGE_AFTER) {
             store.merge().await.expect("merges");
         }
-        if turn % READ_AFTER == 0 {
+        if turn.is_multiple_of(READ_AFTER) {
             let id = Row::new(round).id();
             process
                 .sql(&format!(

@@ -218,9 +218,8 @@ impl DisplayAs for ReportExec {
             f.write_str("RolloutFunctionExec: ")?;
         }
         write!(f, "function={}", self.report.name())?;
-        match &self.target {
-            Some(target) => write!(f, ", table={}", target.table)?,
-            None => {}
+        if let Some(target) = &self.target {
+            write!(f, ", table={}", target.table)?;
         }
         match self.mode {
             Some(mode) => write!(f, ", mode={mode}"),

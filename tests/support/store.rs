@@ -70,7 +70,7 @@ impl PathClass {
                 "data" | "_deletions" | "_indices" | "_pk_index" => Some(Self::Data),
                 _ => None,
             })
-            .last()
+            .next_back()
             .unwrap_or(Self::Other)
     }
 }

@@ -29,7 +29,7 @@ use uuid::Uuid;
 use crate::error::{Result, RolloutError};
 use crate::schema::{DictionaryValues, small_dictionary_columns};
 use crate::store::masks::{KeyCache, KeySource, Masks, RowSet};
-use crate::store::{Generation, LanceTable, scan_generation};
+use crate::store::{Generation, LanceTable, OwnShards, scan_generation};
 
 /// What a merge did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -173,15 +173,11 @@ pub(crate) fn is_conflict(error: &lance::Error) -> bool {
 
 /// Drops merged generations from their shards' manifests. What stays behind does no harm: readers
 /// drop it by the base's progress, and the next merge tries again.
-pub(crate) async fn forget_merged(
-    table: &LanceTable,
-    own: &HashMap<Uuid, (u64, Arc<ShardManifestStore>)>,
-    prepared: &PreparedMerge,
-) {
+pub(crate) async fn forget_merged(table: &LanceTable, own: &OwnShards, prepared: &PreparedMerge) {
     fail::fail_point!("merge-before-forget", |_| ());
     for (shard, merged) in &prepared.progress {
         let result = match own.get(shard) {
-            Some((epoch, store)) => forget_in(store, *epoch, *merged).await,
+            Some(own) => forget_in(&own.manifests, own.epoch, *merged).await,
             None => {
                 let store = table.manifest_store(*shard);
                 match store.refresh_latest().boxed().await {

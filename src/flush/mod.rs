@@ -25,7 +25,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datafusion::common::runtime::SpawnedTask;
-use lance::dataset::mem_wal::ShardManifestStore;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell};
 use tokio_util::sync::CancellationToken;
@@ -266,23 +265,12 @@ impl Maintenance {
         report.rows_inserted += prepared.rows_inserted;
         report.rows_replaced += prepared.rows_replaced;
         report.passes += 1;
-        let own = self
-            .insert
-            .own_shards()
-            .into_iter()
-            .map(|(shard, epoch, store)| (shard, (epoch, store)))
-            .collect();
-        merge::forget_merged(&self.table, &own, prepared).await;
+        merge::forget_merged(&self.table, &self.insert.own_shards(), prepared).await;
     }
 
     /// A snapshot of this very moment.
     async fn fresh_snapshot(&self) -> Result<Arc<Snapshot>> {
-        let own: HashMap<Uuid, Arc<ShardManifestStore>> = self
-            .insert
-            .own_shards()
-            .into_iter()
-            .map(|(shard, _, store)| (shard, store))
-            .collect();
+        let own = self.insert.own_shards();
         self.snapshots
             .get(&self.table, &own, Duration::ZERO, &HashMap::new())
             .await
@@ -367,7 +355,7 @@ impl Maintenance {
                 Ok(true) => {}
                 Ok(false) => {
                     tracing::warn!(table = %self.table.location(), "the lease was taken by another process");
-                    self.insert.abandon_lanes().await;
+                    self.insert.abandon_lost_lanes().await;
                 }
                 Err(error) => self.record(TaskKind::Lease, started, 0, Some(&error)),
             }

@@ -4,7 +4,7 @@
 //! was committed meanwhile is seen as named. What one shard's clean-up meets (a manifest that cannot
 //! be read, say) leaves that shard as it is and does not keep the others waiting.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use super::cleanup::{
 };
 use super::merge::forget_in;
 use crate::error::{Result, RolloutError};
-use crate::store::LanceTable;
+use crate::store::{LanceTable, OwnShards};
 
 /// Most things one run removes; the next goes on.
 const MOST_REMOVALS: usize = 10_000;
@@ -44,9 +44,6 @@ const HEAD_BYTES: u64 = 64 << 10;
 
 /// The key of the epoch in that schema's metadata. Lance does not export it.
 const WRITER_EPOCH_KEY: &str = "writer_epoch";
-
-/// The shards this process writes: epoch and manifest store of each.
-pub(super) type OwnShards = HashMap<Uuid, (u64, Arc<ShardManifestStore>)>;
 
 /// One run of clean-up.
 #[derive(Debug)]
@@ -337,7 +334,7 @@ impl Sweep<'_> {
             return;
         }
         let forgotten = match self.own.get(&shard) {
-            Some((epoch, store)) => forget_in(store, *epoch, merged).await,
+            Some(own) => forget_in(&own.manifests, own.epoch, merged).await,
             None => {
                 let store = self.table.manifest_store(shard);
                 forget_in(&store, newest.writer_epoch, merged).await

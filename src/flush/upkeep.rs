@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 
 use super::cleanup::Ages;
-use super::sweep::{OwnShards, Sweep};
+use super::sweep::Sweep;
 use super::{CompactionReport, Maintenance, Removal, TaskKind, compact, pause};
 use crate::error::{Result, RolloutError};
 
@@ -98,15 +98,9 @@ impl Maintenance {
     }
 
     async fn sweep(&self, now: DateTime<Utc>, dry_run: bool) -> Result<Vec<Removal>> {
-        let own: OwnShards = self
-            .insert
-            .own_shards()
-            .into_iter()
-            .map(|(shard, epoch, store)| (shard, (epoch, store)))
-            .collect();
         let sweep = Sweep {
             table: &self.table,
-            own: &own,
+            own: &self.insert.own_shards(),
             ages: Ages {
                 min_age: self.settings.cleanup_min_age,
                 grace: self.settings.generation_grace,

@@ -52,12 +52,7 @@ impl Report for Shards {
                 leases.insert(shard_of_slot(&view.slot, lane), view.slot.clone());
             }
         }
-        let own: Vec<Uuid> = store
-            .insert_path()
-            .own_shards()
-            .into_iter()
-            .map(|(shard, _, _)| shard)
-            .collect();
+        let own = store.insert_path().own_shards();
         let mut manifests = Vec::new();
         for shard in table.list_shards().await? {
             let manifest = table
@@ -81,7 +76,9 @@ impl Report for Shards {
                     manifests.iter().map(|m| leases.get(&m.shard_id)),
                 )),
                 Arc::new(BooleanArray::from_iter(
-                    manifests.iter().map(|m| Some(own.contains(&m.shard_id))),
+                    manifests
+                        .iter()
+                        .map(|m| Some(own.contains_key(&m.shard_id))),
                 )),
                 figures(&|m| m.writer_epoch),
                 figures(&|m| m.current_generation),

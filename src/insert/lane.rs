@@ -5,7 +5,7 @@
 //! caller that finds the very same writer still in the slot; others pick the new one up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
@@ -39,11 +39,17 @@ pub(super) struct Lane {
     table: Arc<LanceTable>,
     leases: Arc<LeaseKeeper>,
     max_memtable_bytes: u64,
-    slot: RwLock<Option<Arc<Resident>>>,
+    slot: RwLock<Slot>,
     /// Held while the writer is opened or replaced.
     opening: Mutex<()>,
-    /// Whether the shard may hold acknowledged rows that only a writer can show.
-    in_use: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    writer: Option<Arc<Resident>>,
+    /// The lease's term a writer was last opened under, while the shard may hold acknowledged rows
+    /// that only a writer can show.
+    term: Option<u64>,
 }
 
 /// A writer in its slot.
@@ -80,9 +86,8 @@ impl Lane {
             table,
             leases,
             max_memtable_bytes,
-            slot: RwLock::new(None),
+            slot: RwLock::default(),
             opening: Mutex::new(()),
-            in_use: AtomicBool::new(false),
         }
     }
 
@@ -100,7 +105,7 @@ impl Lane {
 
     /// The writer, if one is open.
     pub(super) fn open_writer(&self) -> Option<Arc<Resident>> {
-        self.slot.read().clone()
+        self.slot.read().writer.clone()
     }
 
     /// Replaces a broken writer, unless somebody has already.
@@ -120,15 +125,13 @@ impl Lane {
     }
 
     async fn open_into_slot(&self) -> Result<Arc<Resident>> {
-        let writer = Arc::new(self.open().await?);
-        *self.slot.write() = Some(writer.clone());
-        self.in_use.store(true, Ordering::Release);
+        let (shard, term) = self.leases.shard_of_lane(self.index).await?;
+        let writer = Arc::new(open_shard(&self.table, shard, self.max_memtable_bytes).await?);
+        *self.slot.write() = Slot {
+            writer: Some(writer.clone()),
+            term: Some(term),
+        };
         Ok(writer)
-    }
-
-    async fn open(&self) -> Result<Resident> {
-        let shard = self.leases.shard_of_lane(self.index).await?;
-        open_shard(&self.table, shard, self.max_memtable_bytes).await
     }
 
     /// Writes batches as one WAL object and waits until it has landed.
@@ -191,28 +194,33 @@ impl Lane {
     /// Empties the slot if it still holds this writer; the next use opens a new one, which replays.
     async fn invalidate(&self, broken: &Arc<Resident>) {
         let _opening = self.opening.lock().await;
-        let mut slot = self.slot.write();
-        if slot
+        let writer = &mut self.slot.write().writer;
+        if writer
             .as_ref()
             .is_some_and(|current| Arc::ptr_eq(current, broken))
         {
-            *slot = None;
+            *writer = None;
             retire(broken.clone());
         }
     }
 
-    /// Drops the writer: its shard is no longer this process's.
-    pub(super) async fn abandon(&self) {
+    /// Drops a writer whose lease was lost: its shard is no longer this process's. One that was
+    /// opened under the present lease stays: its rows are in nobody else's care.
+    pub(super) async fn abandon_if_lost(&self) {
         let _opening = self.opening.lock().await;
-        self.in_use.store(false, Ordering::Release);
-        if let Some(writer) = self.slot.write().take() {
+        let mut slot = self.slot.write();
+        if slot.term == Some(self.leases.term()) {
+            return;
+        }
+        if let Some(writer) = std::mem::take(&mut *slot).writer {
             retire(writer);
         }
     }
 
     /// The writer of a lane that was used; None for one that never was.
     async fn used_writer(&self) -> Result<Option<Arc<Resident>>> {
-        if self.in_use.load(Ordering::Acquire) {
+        let in_use = self.slot.read().term.is_some();
+        if in_use {
             self.writer().await.map(Some)
         } else {
             Ok(self.open_writer())
@@ -265,8 +273,7 @@ impl Lane {
     /// Stops the writer's tasks. Rows must have been flushed before.
     pub(super) async fn close(&self) -> Result<()> {
         let _opening = self.opening.lock().await;
-        self.in_use.store(false, Ordering::Release);
-        let Some(writer) = self.slot.write().take() else {
+        let Some(writer) = std::mem::take(&mut *self.slot.write()).writer else {
             return Ok(());
         };
         let held = unflushed(&writer).await;

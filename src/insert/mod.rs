@@ -18,6 +18,8 @@ mod budget;
 mod lane;
 mod queue;
 mod sink;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +39,7 @@ pub(crate) use sink::RolloutSink;
 use crate::error::{Result, RolloutError};
 use crate::options::RuntimeSettings;
 use crate::schema::DictionaryValues;
-use crate::store::{LanceTable, LeaseKeeper};
+use crate::store::{LanceTable, LeaseKeeper, OwnShard, OwnShards};
 
 /// Counters of one store's inserts, for `rollout_stats`.
 #[derive(Debug, Default)]
@@ -232,7 +234,7 @@ impl InsertPath {
     /// Makes sure that this process may write and the lane's writer is open.
     async fn ready(&self, lane: usize) -> Result<()> {
         if self.leases.overdue() && !self.leases.renew().await? {
-            self.abandon_lanes().await;
+            self.abandon_lost_lanes().await;
         }
         self.lanes[lane].writer().await.map(|_| ())
     }
@@ -329,17 +331,18 @@ impl InsertPath {
         next
     }
 
-    /// The shards this process writes now, with the manifest store to use for each.
-    pub(crate) fn own_shards(
-        &self,
-    ) -> Vec<(Uuid, u64, Arc<lance::dataset::mem_wal::ShardManifestStore>)> {
-        let mut shards = Vec::new();
-        for lane in &self.lanes {
-            if let Some(writer) = lane.open_writer() {
-                shards.push((writer.shard_id(), writer.epoch(), writer.manifest_store()));
-            }
-        }
-        shards
+    /// The shards this process writes now.
+    pub(crate) fn own_shards(&self) -> OwnShards {
+        let writers = self.lanes.iter().filter_map(|lane| lane.open_writer());
+        writers
+            .map(|writer| {
+                let own = OwnShard {
+                    epoch: writer.epoch(),
+                    manifests: writer.manifest_store(),
+                };
+                (writer.shard_id(), own)
+            })
+            .collect()
     }
 
     /// Opens every lane whose shard was used in an earlier life, which replays its unflushed rows.
@@ -348,7 +351,7 @@ impl InsertPath {
     /// Storage that cannot be reached, or a log that cannot be read (naming the object).
     pub(crate) async fn recover(&self) -> Result<()> {
         for (index, lane) in self.lanes.iter().enumerate() {
-            let shard = self.leases.shard_of_lane(index).await?;
+            let (shard, _) = self.leases.shard_of_lane(index).await?;
             let manifest = self
                 .table
                 .manifest_store(shard)
@@ -362,11 +365,11 @@ impl InsertPath {
         Ok(())
     }
 
-    /// Drops every lane's writer after its lease was lost: nothing more is put under the old
-    /// shards. What they had acknowledged is durable, and flushed by whoever took them.
-    pub(crate) async fn abandon_lanes(&self) {
+    /// Drops the writers of a lease that was lost: nothing more is put under its shards. What they
+    /// had acknowledged is durable, and flushed by whoever took them.
+    pub(crate) async fn abandon_lost_lanes(&self) {
         for lane in &self.lanes {
-            lane.abandon().await;
+            lane.abandon_if_lost().await;
         }
     }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use datafusion::scalar::ScalarValue;
-use lance::dataset::mem_wal::ShardManifestStore;
 use lance::session::Session;
 use uuid::Uuid;
 
@@ -203,12 +202,7 @@ impl RolloutStore {
         max_age: Duration,
         at_least: &HashMap<Uuid, u64>,
     ) -> Result<Arc<Snapshot>> {
-        let own: HashMap<Uuid, Arc<ShardManifestStore>> = self
-            .insert
-            .own_shards()
-            .into_iter()
-            .map(|(shard, _, store)| (shard, store))
-            .collect();
+        let own = self.insert.own_shards();
         self.snapshots
             .get(&self.table, &own, max_age, at_least)
             .await

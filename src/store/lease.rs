@@ -20,6 +20,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use md5::{Digest, Md5};
@@ -60,6 +61,9 @@ pub(crate) struct LeaseKeeper {
     fixed: Option<String>,
     ttl: Duration,
     held: tokio::sync::Mutex<Option<Held>>,
+    /// Moves whenever a lease is taken or lost: what was opened under an earlier term is no longer
+    /// this process's, even where the same slot was taken again since.
+    term: AtomicU64,
     /// Set when a fixed name was taken by another process: it is not fought for.
     lost: Mutex<Option<String>>,
     seen: Mutex<HashMap<String, (u64, Instant)>>,
@@ -75,6 +79,7 @@ impl LeaseKeeper {
             fixed,
             ttl,
             held: tokio::sync::Mutex::new(None),
+            term: AtomicU64::new(0),
             lost: Mutex::new(None),
             seen: Mutex::new(HashMap::new()),
             renewed: Mutex::new(None),
@@ -85,18 +90,28 @@ impl LeaseKeeper {
         self.ttl
     }
 
-    /// The shard of one of this process's lanes; takes a lease if none is held.
+    /// The shard of one of this process's lanes, and the term it is held under; takes a lease if
+    /// none is held.
     ///
     /// # Errors
     /// The fixed name was taken over by another process; storage that cannot be reached.
-    pub(crate) async fn shard_of_lane(&self, lane: usize) -> Result<Uuid> {
+    pub(crate) async fn shard_of_lane(&self, lane: usize) -> Result<(Uuid, u64)> {
         let mut held = self.held.lock().await;
         self.still_allowed()?;
         let held = match held.as_mut() {
             Some(held) => held,
             None => held.insert(self.take().await?),
         };
-        Ok(shard_of_slot(&held.slot, lane))
+        Ok((shard_of_slot(&held.slot, lane), self.term()))
+    }
+
+    /// The present term.
+    pub(crate) fn term(&self) -> u64 {
+        self.term.load(Ordering::Acquire)
+    }
+
+    fn next_term(&self) {
+        self.term.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The shards this process writes through, if it holds a lease.
@@ -133,6 +148,7 @@ impl LeaseKeeper {
         }
         let slot = held.slot.clone();
         *guard = None;
+        self.next_term();
         *self.renewed.lock() = None;
         if self.fixed.is_some() {
             *self.lost.lock() = Some(slot);
@@ -241,6 +257,20 @@ impl LeaseKeeper {
         Ok(adopted)
     }
 
+    /// Takes a slot whoever holds it and gives it back, as an adoption of empty shards would.
+    #[cfg(test)]
+    pub(crate) async fn adopt(&self, slot: &str) -> Result<()> {
+        let view = self.sequences.view_of(slot).await?;
+        let sequence = view.map_or(1, |view| view.sequence + 1);
+        assert!(self.sequences.write(slot, sequence, State::Held).await?);
+        let adopted = Adopted {
+            slot: slot.to_string(),
+            sequence,
+            shards: Vec::new(),
+        };
+        self.finish_adoption(adopted).await
+    }
+
     /// Gives an adopted slot back for reuse, once its shards are flushed.
     ///
     /// # Errors
@@ -303,6 +333,7 @@ impl LeaseKeeper {
 
     fn now_held(&self, slot: String, sequence: u64) -> Held {
         *self.renewed.lock() = Some(Instant::now());
+        self.next_term();
         Held { slot, sequence }
     }
 

@@ -20,7 +20,7 @@ pub(crate) use lease::{LeaseKeeper, MAX_LANES, shard_of_slot};
 pub use location::Location;
 pub(crate) use object_store::store_params;
 pub(crate) use scan::{Batches, ScanSpec, conform, scan_dataset, scan_generation};
-pub(crate) use snapshot::{Generation, Snapshot, SnapshotCache};
+pub(crate) use snapshot::{Generation, OwnShard, OwnShards, Snapshot, SnapshotCache};
 pub(crate) use table::{LanceTable, OpenRequest};
 pub(crate) use task_lease::TaskLease;
 

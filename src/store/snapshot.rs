@@ -26,6 +26,16 @@ use crate::error::Result;
 /// Shards, or generations, looked at side by side.
 const CONCURRENCY: usize = 16;
 
+/// The shards this process writes.
+pub(crate) type OwnShards = HashMap<Uuid, OwnShard>;
+
+/// A shard this process writes: its epoch, and the manifest store its writer commits through.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnShard {
+    pub(crate) epoch: u64,
+    pub(crate) manifests: Arc<ShardManifestStore>,
+}
+
 /// A flushed generation that the base does not hold yet.
 #[derive(Debug)]
 pub(crate) struct Generation {
@@ -124,7 +134,7 @@ impl SnapshotCache {
     pub(crate) async fn get(
         &self,
         table: &LanceTable,
-        own: &HashMap<Uuid, Arc<ShardManifestStore>>,
+        own: &OwnShards,
         max_age: Duration,
         at_least: &HashMap<Uuid, u64>,
     ) -> Result<Arc<Snapshot>> {
@@ -158,11 +168,7 @@ impl SnapshotCache {
 }
 
 impl Building {
-    async fn build(
-        &mut self,
-        table: &LanceTable,
-        own: &HashMap<Uuid, Arc<ShardManifestStore>>,
-    ) -> Result<Snapshot> {
+    async fn build(&mut self, table: &LanceTable, own: &OwnShards) -> Result<Snapshot> {
         self.read_manifests(table, own).await?;
         let base = table.refresh_base().await?;
         let merged = table.merge_progress(&base).await?;
@@ -203,18 +209,15 @@ impl Building {
         Ok(Snapshot::new(base, generations, flushed_below))
     }
 
-    async fn read_manifests(
-        &mut self,
-        table: &LanceTable,
-        own: &HashMap<Uuid, Arc<ShardManifestStore>>,
-    ) -> Result<()> {
+    async fn read_manifests(&mut self, table: &LanceTable, own: &OwnShards) -> Result<()> {
         let shards = table.list_shards().await?;
         let known = &self.manifests;
         let read: Vec<(Uuid, Option<ShardManifest>)> = futures::stream::iter(shards)
             .map(|shard| async move {
                 let manifest = match own.get(&shard) {
                     // The writer's own store answers from its last commit.
-                    Some(store) => store
+                    Some(own) => own
+                        .manifests
                         .latest()
                         .await
                         .map_err(table.context(format!("reading shard {shard}")))?,

@@ -1,0 +1,91 @@
+//! What a lost lease does to the lanes, step by step.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use datafusion::prelude::SessionContext;
+
+use crate::options::{RuntimeSettings, TableOptions};
+use crate::runtime::RolloutStore;
+use crate::{RolloutRuntime, RolloutSessionExt, RolloutTableProvider};
+
+struct Process {
+    ctx: SessionContext,
+    store: Arc<RolloutStore>,
+}
+
+impl Process {
+    /// Nothing happens unless a test does it.
+    async fn open(folder: &Path) -> Self {
+        let settings = RuntimeSettings {
+            flush_interval: Duration::ZERO,
+            merge_after_generations: 0,
+            merge_max_age: Duration::ZERO,
+            lease_ttl: Duration::from_secs(3600),
+            ..Default::default()
+        };
+        let runtime = RolloutRuntime::builder()
+            .with_settings(settings)
+            .build()
+            .expect("builds");
+        let ctx = SessionContext::new();
+        ctx.register_rollouts(&runtime).expect("registers");
+        let place = folder.display().to_string();
+        let options = TableOptions::default();
+        let store = RolloutTableProvider::register(&ctx, "rollouts", &place, options)
+            .await
+            .expect("opens");
+        Self { ctx, store }
+    }
+
+    async fn insert(&self, id: &str) {
+        let insert = format!("INSERT INTO rollouts (id) VALUES ('{id}')");
+        let plan = self.ctx.sql(&insert).await.expect("plans");
+        plan.collect().await.expect("inserts");
+    }
+
+    /// Another process adopts the lease: it flushes the shards and gives the slot back.
+    async fn is_adopted_by(&self, other: &Process) {
+        let slot = self.store.leases().own_slot().await.expect("a lease");
+        other.store.leases().adopt(&slot).await.expect("adopts");
+    }
+}
+
+/// The loss is noticed by one task and acted on by another, and in between a statement has taken
+/// the very same slot again: its writer is not the one that was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_taken_again_keeps_its_lanes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let writer = Process::open(folder.path()).await;
+    let other = Process::open(folder.path()).await;
+    writer.insert("before").await;
+    writer.store.flush().await.expect("flushes");
+    let first = writer.store.leases().own_slot().await;
+    writer.is_adopted_by(&other).await;
+
+    assert!(!writer.store.leases().renew().await.expect("renews"));
+    let path = writer.store.insert_path();
+    path.abandon_lost_lanes().await;
+    writer.insert("after").await;
+    assert_eq!(writer.store.leases().own_slot().await, first);
+    // The other task that noticed comes late.
+    path.abandon_lost_lanes().await;
+    let (_, rows) = writer.store.flush().await.expect("flushes");
+    assert_eq!(rows, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_lease_closes_its_lanes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let writer = Process::open(folder.path()).await;
+    let other = Process::open(folder.path()).await;
+    writer.insert("before").await;
+    writer.is_adopted_by(&other).await;
+
+    assert!(!writer.store.leases().renew().await.expect("renews"));
+    let path = writer.store.insert_path();
+    assert_eq!(path.own_shards().len(), 1);
+    path.abandon_lost_lanes().await;
+    assert!(path.own_shards().is_empty());
+}

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::Constraint;
 use datafusion::common::Constraints;
+use datafusion::common::internal_datafusion_err;
 use datafusion::datasource::TableType;
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::error::Result as DataFusionResult;
@@ -19,7 +20,7 @@ use datafusion::prelude::SessionContext;
 use datafusion::sql::TableReference;
 
 use super::dml;
-use super::filter::{classify, ids_asked_for};
+use super::filter::{classify, for_storage, ids_asked_for};
 use super::scan::RolloutScanExec;
 use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
@@ -125,13 +126,23 @@ impl TableProvider for RolloutTableProvider {
         let view = store.read_view(&options).await?;
         let ids = ids_asked_for(filters, self.columns.key_name()).unwrap_or_default();
         let pruned = store.prune(&view, ids).await?;
+        let filters = filters
+            .iter()
+            .map(|filter| {
+                for_storage(filter, &self.schema).ok_or_else(|| {
+                    internal_datafusion_err!(
+                        "the scan was given a filter it did not take: {filter}"
+                    )
+                })
+            })
+            .collect::<DataFusionResult<Vec<_>>>()?;
         let scan = RolloutScanExec::new(
             store.location().to_string(),
             view,
             &pruned,
             self.schema.clone(),
             projection,
-            filters.to_vec(),
+            filters,
             limit,
             state.config().target_partitions(),
         )?;

@@ -11,16 +11,16 @@ use chrono::Utc;
 use datafusion::catalog::Session;
 use datafusion::common::DFSchema;
 use datafusion::error::Result as DataFusionResult;
+use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::simplify::SimplifyContext;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
-use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 use datafusion::scalar::ScalarValue;
 use futures::{StreamExt, TryStreamExt};
 use lance_core::ROW_ADDR;
 
-use super::super::filter::classify;
+use super::super::filter::for_storage;
 use super::On;
 use crate::error::{Result, RolloutError};
 use crate::store::masks::RowSet;
@@ -52,11 +52,15 @@ impl Condition {
         read: Read,
     ) -> DataFusionResult<Self> {
         let whole = simplified(state, schema, condition.clone())?;
-        let (exact, rest): (Vec<&Expr>, Vec<&Expr>) = split_conjunction(&whole)
-            .into_iter()
-            .partition(|part| classify(part, schema) == TableProviderFilterPushDown::Exact);
-        let by_storage = conjunction(exact.into_iter().cloned());
-        let rest = conjunction(rest.into_iter().cloned());
+        let (mut exact, mut rest) = (Vec::new(), Vec::new());
+        for part in split_conjunction(&whole) {
+            match for_storage(part, schema) {
+                Some(part) => exact.push(part),
+                None => rest.push(part.clone()),
+            }
+        }
+        let by_storage = conjunction(exact);
+        let rest = conjunction(rest);
         let needed: Vec<usize> = match (read, &rest) {
             (Read::All, _) => (0..schema.fields().len()).collect(),
             (Read::Needed, None) => Vec::new(),

@@ -12,6 +12,7 @@
 //! error.
 
 mod args;
+mod line_helper;
 mod repl;
 mod session;
 mod shell;

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
@@ -107,6 +108,12 @@ impl RolloutStore {
     /// Whether nothing is ever written through this store.
     pub fn read_only(&self) -> bool {
         self.table.read_only()
+    }
+
+    /// Rows acknowledged since the store was opened; those of a statement that is still running, so
+    /// far.
+    pub fn rows_acknowledged(&self) -> u64 {
+        self.insert.counters().rows.load(Ordering::Relaxed)
     }
 
     /// Appends rows and waits until they are durable: the same guarantees as an INSERT, without

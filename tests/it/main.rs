@@ -8,6 +8,7 @@
 
 mod basics;
 mod bench_smoke;
+mod cli;
 mod common;
 mod dml;
 mod docs;
@@ -16,6 +17,7 @@ mod gate;
 mod kill;
 mod merging;
 mod model;
+mod oracle;
 mod real_input;
 mod sharing;
 mod stalled;

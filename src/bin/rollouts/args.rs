@@ -12,6 +12,8 @@ use datafusion_cli::print_options::MaxRows;
 use datafusion_rollouts::RuntimeSettings;
 use datafusion_rollouts::options::{SETTINGS, Scope, find_setting};
 
+use crate::progress::Progress;
+
 /// What a session of the command line reads unless it is told otherwise.
 pub(crate) const DEFAULT_FRESHNESS: &str = "latest";
 
@@ -84,6 +86,16 @@ pub(crate) struct Args {
         help_heading = "Output"
     )]
     pub(crate) maxrows: MaxRows,
+
+    /// Tell on standard error, each second, how many rows a running INSERT has made durable
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        help_heading = "Output"
+    )]
+    pub(crate) progress: Progress,
 
     /// Colour SQL while it is typed
     #[arg(long, help_heading = "Output")]

@@ -13,6 +13,7 @@
 
 mod args;
 mod line_helper;
+mod progress;
 mod repl;
 mod session;
 mod shell;
@@ -150,7 +151,13 @@ async fn start(args: &Args, interactive: bool) -> Result<(Shell, RolloutRuntime)
     if !args.quiet {
         println!("{}", start_message(args, interactive));
     }
-    Ok((Shell { ctx, print }, runtime))
+    let progress = args.progress;
+    let shell = Shell {
+        ctx,
+        print,
+        progress,
+    };
+    Ok((shell, runtime))
 }
 
 fn start_message(args: &Args, interactive: bool) -> String {

@@ -20,6 +20,7 @@ use datafusion_cli::print_format::PrintFormat;
 use datafusion_cli::print_options::PrintOptions;
 
 use crate::Failure;
+use crate::progress::Progress;
 use crate::statements::{Splitter, Unit};
 
 /// Whether there is more to run.
@@ -33,6 +34,7 @@ pub(crate) enum Flow {
 pub(crate) struct Shell {
     pub(crate) ctx: SessionContext,
     pub(crate) print: PrintOptions,
+    pub(crate) progress: Progress,
 }
 
 impl Shell {
@@ -86,6 +88,10 @@ impl Shell {
 
     /// Runs the text of one statement and prints its result.
     async fn run_sql(&self, sql: String) -> Result<()> {
+        self.progress.beside(&self.ctx, self.execute(sql)).await
+    }
+
+    async fn execute(&self, sql: String) -> Result<()> {
         if !self.creates_rollouts(&sql)? {
             return exec_from_commands(&self.ctx, vec![sql], &self.print).await;
         }

@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo clean-demo test check fmt-check fmt clippy doc release bench setup
+.PHONY: help demo clean-demo test check fmt-check fmt clippy doc release bench setup s3-server
 
 CARGO ?= cargo
 DEMO_DIR ?= demo-rollouts
@@ -14,7 +14,7 @@ DEMO_DIR ?= demo-rollouts
 TARGET_DIR = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## Build, then run the demo on a local folder (DEMO_DIR, default ./demo-rollouts)
 	$(CARGO) build --bin rollouts
@@ -23,7 +23,7 @@ demo: setup ## Build, then run the demo on a local folder (DEMO_DIR, default ./d
 clean-demo: ## Remove the demo's folder
 	@DEMO_DIR="$(DEMO_DIR)" demo/run.sh --clean
 
-test: setup ## Run every test: unit, integration, sqllogictest, documentation
+test: setup s3-server ## Run every test: unit, integration, sqllogictest, documentation
 	$(CARGO) test --no-fail-fast
 
 check: fmt-check clippy ## Formatting and lints, warnings denied
@@ -46,6 +46,9 @@ release: setup ## Build the optimized binary, for use (much slower to build)
 
 bench: setup ## Run the benchmarks (optimized build)
 	$(CARGO) bench
+
+s3-server: ## Install the S3 server some tests run against, beside the build; without it they are skipped
+	@.ci/s3-server "$(TARGET_DIR)/s3-server"
 
 setup: ## Check for what the build needs; install protoc if it is missing
 	@.ci/setup

@@ -125,6 +125,16 @@ pub const SETTINGS: &[SettingInfo] = &[
         doc: "Most bytes of generations one merge commit takes.",
     },
     SettingInfo {
+        name: "max_waiting_generations",
+        scope: Scope::Runtime,
+        unit: "generations",
+        default: "1000",
+        zero: "no bound",
+        env: Some("ROLLOUT_MAX_WAITING_GENERATIONS"),
+        doc: "Bound on flushed generations that wait for a merge: at it a flush merges first, \
+              whatever the other settings say, and fails if it cannot.",
+    },
+    SettingInfo {
         name: "id_index_min_rows",
         scope: Scope::Runtime,
         unit: "rows",
@@ -298,6 +308,8 @@ pub struct RuntimeSettings {
     pub merge_max_age: Duration,
     /// Most bytes of generations one merge commit takes.
     pub merge_pass_bytes: u64,
+    /// Generations that may wait for a merge before a flush merges by itself; 0 sets no bound.
+    pub max_waiting_generations: usize,
     /// Rows of the base from which an index on ids is kept; 0 never.
     pub id_index_min_rows: u64,
     /// Most puts in flight per store.
@@ -333,6 +345,7 @@ impl Default for RuntimeSettings {
             merge_after_bytes: 1 << 30,
             merge_max_age: Duration::from_secs(600),
             merge_pass_bytes: 256 << 20,
+            max_waiting_generations: 1000,
             id_index_min_rows: 100_000,
             max_lanes: 4,
             put_timeout: Duration::from_secs(120),
@@ -395,6 +408,9 @@ impl RuntimeSettings {
             "merge_after_bytes" => self.merge_after_bytes = parse_bytes(info.name, value)?,
             "merge_max_age_secs" => self.merge_max_age = parse_secs(info.name, value)?,
             "merge_pass_bytes" => self.merge_pass_bytes = parse_bytes(info.name, value)?,
+            "max_waiting_generations" => {
+                self.max_waiting_generations = parse_count(info.name, value)? as usize;
+            }
             "id_index_min_rows" => self.id_index_min_rows = parse_count(info.name, value)?,
             "max_lanes" => self.max_lanes = parse_count(info.name, value)? as usize,
             "put_timeout_secs" => self.put_timeout = parse_secs(info.name, value)?,
@@ -425,6 +441,7 @@ impl RuntimeSettings {
             "merge_after_bytes" => self.merge_after_bytes.to_string(),
             "merge_max_age_secs" => self.merge_max_age.as_secs_f64().to_string(),
             "merge_pass_bytes" => self.merge_pass_bytes.to_string(),
+            "max_waiting_generations" => self.max_waiting_generations.to_string(),
             "id_index_min_rows" => self.id_index_min_rows.to_string(),
             "max_lanes" => self.max_lanes.to_string(),
             "put_timeout_secs" => self.put_timeout.as_secs_f64().to_string(),

@@ -12,6 +12,7 @@
 //! One [`Maintenance`] per store. Requests by SQL run the same work in the caller, one at a time;
 //! the loops end when the store is closed, which flushes last.
 
+mod adopt;
 mod cleanup;
 mod compact;
 mod index;
@@ -20,8 +21,9 @@ mod policy;
 mod sweep;
 mod upkeep;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datafusion::common::runtime::SpawnedTask;
@@ -38,7 +40,7 @@ pub(crate) use merge::{delete_losers, is_conflict, write_fragments};
 use policy::Waiting;
 
 use crate::error::{Result, RolloutError};
-use crate::insert::{FlushReport, InsertPath, UnflushedBudget, flush_writer, open_shard};
+use crate::insert::{FlushReport, InsertPath, UnflushedBudget};
 use crate::options::RuntimeSettings;
 use crate::store::masks::KeyCache;
 use crate::store::{Generation, LanceTable, LeaseKeeper, Snapshot, SnapshotCache, TaskLease};
@@ -106,6 +108,9 @@ pub(crate) struct Maintenance {
     merging: tokio::sync::Mutex<()>,
     flushed: Notify,
     oldest_waiting: Mutex<Option<Instant>>,
+    /// Generations that wait for a merge, as far as this process knows without asking storage.
+    known_waiting: AtomicUsize,
+    merges_forced: AtomicU64,
     status: Mutex<HashMap<TaskKind, TaskStatus>>,
     stop: CancellationToken,
     tasks: Mutex<Vec<SpawnedTask<()>>>,
@@ -137,6 +142,8 @@ impl Maintenance {
             merging: tokio::sync::Mutex::new(()),
             flushed: Notify::new(),
             oldest_waiting: Mutex::new(None),
+            known_waiting: AtomicUsize::new(0),
+            merges_forced: AtomicU64::new(0),
             status: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
             tasks: Mutex::new(Vec::new()),
@@ -161,28 +168,76 @@ impl Maintenance {
         self.status.lock().get(&kind).cloned().unwrap_or_default()
     }
 
+    /// Merges a flush did because too many generations waited.
+    pub(crate) fn merges_forced(&self) -> u64 {
+        self.merges_forced.load(Ordering::Relaxed)
+    }
+
     /// Flushes this process's rows now.
     ///
     /// # Errors
-    /// A lane that could not be flushed; its rows stay durable in the log.
+    /// A lane that could not be flushed, or too many generations wait and cannot be merged; the rows
+    /// stay durable in the log.
     pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
         self.writable("flushed")?;
         let _one = self.flushing.lock().await;
         let started = Instant::now();
-        let result = match self.recover().await {
-            Ok(()) => self.insert.flush().await,
-            Err(error) => Err(error),
-        };
+        let result = async {
+            self.recover().await?;
+            self.make_room().await?;
+            self.insert.flush().await
+        }
+        .await;
         // Even a failed flush may have made some generations.
         self.snapshots.changed();
         let rows = result.as_ref().map(|report| report.rows).unwrap_or(0);
         self.record(TaskKind::Flush, started, rows, result.as_ref().err());
         let report = result?;
         if report.generations > 0 {
+            self.known_waiting
+                .fetch_add(report.generations, Ordering::Relaxed);
             self.oldest_waiting.lock().get_or_insert_with(Instant::now);
             self.flushed.notify_one();
         }
         Ok(report)
+    }
+
+    /// Merges before a flush where too many generations wait already: every read opens all of them.
+    async fn make_room(&self) -> Result<()> {
+        let bound = self.settings.max_waiting_generations;
+        let full = |waiting: usize| bound > 0 && waiting >= bound;
+        // What was counted may have been merged by others since: storage decides.
+        if !full(self.known_waiting.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        let waiting = self.waiting_now().await?.len();
+        if !full(waiting) {
+            return Ok(());
+        }
+        tracing::warn!(
+            table = %self.table.location(),
+            waiting,
+            bound,
+            "too many generations wait for a merge: merging before the flush"
+        );
+        self.merges_forced.fetch_add(1, Ordering::Relaxed);
+        match self.merge_now().await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(RolloutError::Exhausted(format!(
+                "{waiting} generations of {} wait for a merge, rollout.max_waiting_generations is \
+                 {bound}, and merging them failed: {error}. Rows that are not flushed stay durable in \
+                 the log",
+                self.table.location()
+            ))),
+        }
+    }
+
+    /// The generations that wait at this very moment.
+    async fn waiting_now(&self) -> Result<Vec<Waiting>> {
+        let snapshot = self.fresh_snapshot().await?;
+        self.known_waiting
+            .store(snapshot.generations.len(), Ordering::Relaxed);
+        Ok(waiting(&snapshot.generations))
     }
 
     /// Merges everything that is flushed now, in bounded passes.
@@ -228,6 +283,7 @@ impl Maintenance {
             report.base_version = snapshot.base.version().version;
             let waiting = waiting(&snapshot.generations);
             if waiting.is_empty() {
+                self.known_waiting.store(0, Ordering::Relaxed);
                 return Ok(report);
             }
             let pass = policy::pass_length(&waiting, self.settings.merge_pass_bytes);
@@ -327,8 +383,7 @@ impl Maintenance {
     }
 
     async fn merge_if_due(&self) -> Result<()> {
-        let snapshot = self.fresh_snapshot().await?;
-        let waiting = waiting(&snapshot.generations);
+        let waiting = self.waiting_now().await?;
         let age = match waiting.is_empty() {
             true => Duration::ZERO,
             // Whoever made them, they have waited since this process first saw them.
@@ -351,62 +406,12 @@ impl Maintenance {
                 () = tokio::time::sleep(self.leases.ttl() / 2) => {}
             }
             let started = Instant::now();
-            match self.leases.renew().await {
-                Ok(true) => {}
-                Ok(false) => {
-                    tracing::warn!(table = %self.table.location(), "the lease was taken by another process");
-                    self.insert.abandon_lost_lanes().await;
-                }
-                Err(error) => self.record(TaskKind::Lease, started, 0, Some(&error)),
-            }
+            self.renew_lease().await;
             if let Err(error) = self.adopt_dead().await {
                 self.record(TaskKind::Adopt, started, 0, Some(&error));
                 tracing::warn!(table = %self.table.location(), %error, "adopting dead writers' shards");
             }
         }
-    }
-
-    /// Flushes the rows of writers that died.
-    async fn adopt_dead(&self) -> Result<()> {
-        let expired = self.leases.adopt_expired().await?;
-        if expired.is_empty() {
-            return Ok(());
-        }
-        let existing: HashSet<Uuid> = self.table.list_shards().await?.into_iter().collect();
-        for adopted in expired {
-            let started = Instant::now();
-            let mut rows = 0;
-            for shard in adopted.shards.iter().filter(|s| existing.contains(s)) {
-                rows += self.adopt_shard(*shard).await?;
-            }
-            fail::fail_point!("adopt-before-release");
-            self.leases.finish_adoption(adopted).await?;
-            self.record(TaskKind::Adopt, started, rows, None);
-            self.snapshots.changed();
-            self.flushed.notify_one();
-        }
-        Ok(())
-    }
-
-    /// Claims a dead writer's shard, which fences the writer should it wake, replays its log and
-    /// flushes what that brings.
-    async fn adopt_shard(&self, shard: Uuid) -> Result<u64> {
-        let manifest = self
-            .table
-            .manifest_store(shard)
-            .latest()
-            .await
-            .map_err(self.table.context(format!("reading shard {shard}")))?;
-        if manifest.is_none() {
-            return Ok(0);
-        }
-        let writer = open_shard(&self.table, shard, self.settings.max_memtable_bytes).await?;
-        fail::fail_point!("adopt-before-flush");
-        let flushed = flush_writer(&self.table, &writer).await;
-        let closed = writer.abort().await;
-        let rows = flushed?.rows;
-        closed.map_err(self.table.context(format!("closing shard {shard}")))?;
-        Ok(rows)
     }
 
     /// Ends the loops, flushes what is left, closes the writers and gives the lease back.

@@ -19,11 +19,13 @@ const POLL_AGE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Stats;
 
-const FIGURES: [&str; 19] = [
+const FIGURES: [&str; 21] = [
     "base_version",
     "base_rows",
     "generations_waiting",
     "generation_bytes_waiting",
+    "generations_waiting_bound",
+    "merges_forced",
     "statements_acknowledged",
     "rows_acknowledged",
     "puts",
@@ -73,6 +75,8 @@ impl Report for Stats {
             base_rows as u64,
             snapshot.generations.len() as u64,
             snapshot.generations.iter().map(|g| g.bytes).sum(),
+            runtime.settings().max_waiting_generations as u64,
+            store.merges_forced(),
             read(&counters.statements),
             read(&counters.rows),
             read(&counters.puts),

@@ -14,13 +14,14 @@ use futures::FutureExt;
 use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
 use lance::dataset::mem_wal::write::{BackpressureController, ShardMemory};
 use lance::dataset::mem_wal::{DatasetMemWalExt, ShardWriter, ShardWriterConfig};
+use lance_index::mem_wal::ShardManifest;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::queue::PutFailure;
 use super::{FlushReport, InsertCounters};
-use crate::error::{Result, RolloutError};
+use crate::error::{Result, RolloutError, without_places};
 use crate::store::{LanceTable, LeaseKeeper};
 
 /// A put that took this long is checked against the fence before it is acknowledged: by then
@@ -134,6 +135,19 @@ impl Lane {
         Ok(writer)
     }
 
+    /// The writer, if it can be had in this time: storage that is silent keeps no statement for ever.
+    pub(super) async fn writer_within(&self, patience: Duration) -> Result<Arc<Resident>> {
+        let opened = within(patience, self.writer()).await;
+        opened.unwrap_or_else(|| Err(self.silent("opening a shard for writing", patience)))
+    }
+
+    fn silent(&self, doing: &str, patience: Duration) -> RolloutError {
+        RolloutError::Storage {
+            context: format!("{doing} at {}", self.table.location()),
+            source: lance::Error::io(format!("no answer within {patience:?}")),
+        }
+    }
+
     /// Writes batches as one WAL object and waits until it has landed.
     pub(super) async fn put(
         &self,
@@ -145,7 +159,7 @@ impl Lane {
             RolloutError::Fenced(message) => PutFailure::Fenced(message),
             other => PutFailure::NotWritten(other.to_string()),
         };
-        let mut writer = self.writer().await.map_err(not_written)?;
+        let mut writer = self.writer_within(patience).await.map_err(not_written)?;
         let mut first = true;
         loop {
             let started = Instant::now();
@@ -155,9 +169,14 @@ impl Lane {
                     if took < LONG_PUT {
                         return Ok(took);
                     }
-                    match writer.check_fenced().boxed().await {
-                        Ok(()) => return Ok(took),
-                        Err(error) => error,
+                    match within(patience, still_ours(&writer).boxed()).await {
+                        Some(Ok(())) => return Ok(took),
+                        Some(Err(error)) => error,
+                        None => lance::Error::io(format!(
+                            "whether shard {} is still this process's was not answered within \
+                             {patience:?}",
+                            writer.shard_id()
+                        )),
                     }
                 }
                 Some(Err(error)) => error,
@@ -181,10 +200,14 @@ impl Lane {
             first = false;
             counters.reopens.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(shard = %writer.shard_id(), %error, "replacing the shard's writer");
-            writer = match self.replace(&writer).await {
+            let replaced = within(patience, self.replace(&writer)).await;
+            writer = match replaced
+                .unwrap_or_else(|| Err(self.silent("replacing a shard's writer", patience)))
+            {
                 Ok(writer) => writer,
                 Err(RolloutError::Fenced(message)) => return Err(PutFailure::Fenced(message)),
                 Err(reopen) => {
+                    let error = without_places(&error.to_string());
                     return Err(PutFailure::Unknown(format!("{error}; reopening: {reopen}")));
                 }
             };
@@ -214,6 +237,15 @@ impl Lane {
         }
         if let Some(writer) = std::mem::take(&mut *slot).writer {
             retire(writer);
+        }
+    }
+
+    /// Whether the lane has rows that are in no generation, or might: a writer that was let go because
+    /// its put was not answered may have left acknowledged ones in the log.
+    pub(super) async fn has_unflushed(&self) -> bool {
+        match self.open_writer() {
+            Some(writer) => unflushed(&writer).await.rows > 0,
+            None => self.slot.read().term.is_some(),
         }
     }
 
@@ -319,6 +351,28 @@ pub(crate) async fn open_shard(
     Ok(Resident(writer))
 }
 
+/// Asks storage whether a writer's shard is still its own.
+async fn still_ours(writer: &Resident) -> lance::Result<()> {
+    let manifest = writer.manifest_store().refresh_latest().await?;
+    match fenced_by(manifest.as_ref(), writer.epoch()) {
+        None => Ok(()),
+        Some(by) => Err(lance::Error::fenced_by_peer(format!(
+            "shard {} was {by} while a put took long",
+            writer.shard_id()
+        ))),
+    }
+}
+
+/// What happened to the shard of a writer with this epoch, if it is no longer its own. A shard
+/// without a manifest was cleaned up past the writer: nobody would read what it put.
+fn fenced_by(newest: Option<&ShardManifest>, epoch: u64) -> Option<&'static str> {
+    match newest {
+        None => Some("deleted"),
+        Some(manifest) if manifest.writer_epoch > epoch => Some("opened by another writer"),
+        Some(_) => None,
+    }
+}
+
 /// Replayed rows carry stamps of an earlier life, whose clock may have been ahead.
 async fn observe_stamps(table: &LanceTable, writer: &ShardWriter) {
     let schema = table.schema();
@@ -351,6 +405,7 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
         .boxed()
         .await
         .map_err(table.context(format!("freezing shard {shard}")))?;
+    fail::fail_point!("flush-under-way");
     match tokio::time::timeout(FLUSH_PATIENCE, fence.wait().boxed()).await {
         Ok(done) => done.map_err(table.context(format!("flushing shard {shard}")))?,
         Err(_) => {
@@ -369,14 +424,14 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
 
 /// What a writer holds that is in no generation yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unflushed {
-    pub(super) memtables: usize,
-    pub(super) rows: u64,
+struct Unflushed {
+    memtables: usize,
+    rows: u64,
 }
 
 /// Looks at what a writer holds. A broken writer does not tell: it counts as holding something, so
 /// that a flush looks closer.
-pub(super) async fn unflushed(writer: &Resident) -> Unflushed {
+async fn unflushed(writer: &Resident) -> Unflushed {
     let Ok(memtables) = writer.in_memory_memtable_refs().boxed().await else {
         return Unflushed {
             memtables: 1,
@@ -414,7 +469,8 @@ fn retire(writer: Arc<Resident>) {
     });
 }
 
-async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> Option<T> {
+/// The result of some work, if it comes in time; zero is patient for ever.
+pub(super) async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> Option<T> {
     if patience.is_zero() {
         return Some(work.await);
     }
@@ -429,5 +485,36 @@ struct AdmitAll;
 impl BackpressureController for AdmitAll {
     async fn maybe_apply_backpressure(&self, _shard: ShardMemory) -> lance::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use lance_index::mem_wal::ShardStatus;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_manifest_is_a_fence() {
+        let of_epoch = |writer_epoch| ShardManifest {
+            shard_id: uuid::Uuid::nil(),
+            version: 1,
+            shard_spec_id: 0,
+            shard_field_values: HashMap::new(),
+            writer_epoch,
+            replay_after_wal_entry_position: 0,
+            wal_entry_position_last_seen: 0,
+            current_generation: 1,
+            sstables: Vec::new(),
+            status: ShardStatus::Active,
+        };
+        assert_eq!(fenced_by(Some(&of_epoch(3)), 3), None);
+        assert_eq!(
+            fenced_by(Some(&of_epoch(4)), 3),
+            Some("opened by another writer")
+        );
+        assert_eq!(fenced_by(None, 3), Some("deleted"));
     }
 }

@@ -233,10 +233,21 @@ impl InsertPath {
 
     /// Makes sure that this process may write and the lane's writer is open.
     async fn ready(&self, lane: usize) -> Result<()> {
-        if self.leases.overdue() && !self.leases.renew().await? {
+        if self.leases.overdue() && !self.renewed().await? {
             self.abandon_lost_lanes().await;
         }
-        self.lanes[lane].writer().await.map(|_| ())
+        let writer = self.lanes[lane].writer_within(self.put_timeout).await;
+        writer.map(|_| ())
+    }
+
+    async fn renewed(&self) -> Result<bool> {
+        let renewed = lane::within(self.put_timeout, self.leases.renew()).await;
+        renewed.unwrap_or_else(|| {
+            Err(RolloutError::Storage {
+                context: format!("renewing the lease at {}", self.table.location()),
+                source: lance::Error::io(format!("no answer within {:?}", self.put_timeout)),
+            })
+        })
     }
 
     async fn put(&self, lane: usize, group: &queue::Group) -> Result<Duration, queue::PutFailure> {
@@ -268,9 +279,7 @@ impl InsertPath {
     /// Whether any lane holds rows that are not flushed.
     pub(crate) async fn has_unflushed(&self) -> bool {
         for lane in &self.lanes {
-            if let Some(writer) = lane.open_writer()
-                && lane::unflushed(&writer).await.rows > 0
-            {
+            if lane.has_unflushed().await {
                 return true;
             }
         }

@@ -198,6 +198,11 @@ impl RolloutStore {
         self.maintenance.status(kind)
     }
 
+    /// Merges a flush did because too many generations waited.
+    pub(crate) fn merges_forced(&self) -> u64 {
+        self.maintenance.merges_forced()
+    }
+
     /// Says that this process changed the base by other means than a merge.
     pub(crate) fn changed(&self) {
         self.snapshots.changed();

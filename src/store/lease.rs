@@ -48,7 +48,7 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Adopted {
     slot: String,
-    sequence: u64,
+    sequence: AtomicU64,
     /// The shards that may hold unflushed rows.
     pub(crate) shards: Vec<Uuid>,
 }
@@ -250,7 +250,7 @@ impl LeaseKeeper {
                 adopted.push(Adopted {
                     shards: lanes.map(|lane| shard_of_slot(&view.slot, lane)).collect(),
                     slot: view.slot,
-                    sequence,
+                    sequence: AtomicU64::new(sequence),
                 });
             }
         }
@@ -265,18 +265,36 @@ impl LeaseKeeper {
         assert!(self.sequences.write(slot, sequence, State::Held).await?);
         let adopted = Adopted {
             slot: slot.to_string(),
-            sequence,
+            sequence: AtomicU64::new(sequence),
             shards: Vec::new(),
         };
-        self.finish_adoption(adopted).await
+        self.finish_adoption(&adopted).await
+    }
+
+    /// Renews an adopted slot's lease while its shards are flushed. Returns whether it is still
+    /// this process's.
+    ///
+    /// # Errors
+    /// Storage that cannot be reached.
+    pub(crate) async fn renew_adopted(&self, adopted: &Adopted) -> Result<bool> {
+        let next = adopted.sequence.load(Ordering::Acquire) + 1;
+        let ours = self
+            .sequences
+            .write(&adopted.slot, next, State::Held)
+            .await?;
+        if ours {
+            adopted.sequence.store(next, Ordering::Release);
+            self.sequences.forget_older(&adopted.slot, next).await;
+        }
+        Ok(ours)
     }
 
     /// Gives an adopted slot back for reuse, once its shards are flushed.
     ///
     /// # Errors
     /// Storage that cannot be reached; the slot then expires and is adopted again.
-    pub(crate) async fn finish_adoption(&self, adopted: Adopted) -> Result<()> {
-        let released = adopted.sequence + 1;
+    pub(crate) async fn finish_adoption(&self, adopted: &Adopted) -> Result<()> {
+        let released = adopted.sequence.load(Ordering::Acquire) + 1;
         if self
             .sequences
             .write(&adopted.slot, released, State::Released)

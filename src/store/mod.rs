@@ -16,7 +16,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::TimestampMicrosecondType;
 
 pub(crate) use clock::StampClock;
-pub(crate) use lease::{LeaseKeeper, MAX_LANES, shard_of_slot};
+pub(crate) use lease::{Adopted, LeaseKeeper, MAX_LANES, shard_of_slot};
 pub use location::Location;
 pub(crate) use object_store::store_params;
 pub(crate) use scan::{Batches, ScanSpec, conform, scan_dataset, scan_generation};

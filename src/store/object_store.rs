@@ -121,3 +121,25 @@ pub(crate) async fn probe_put_if_absent(store: &ObjectStore, base: &Path) -> Res
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `object_store` does with `fsync` (sync the file, rename it, sync the folder, and only
+    /// then answer) is tested there; here it has to be asked for.
+    #[tokio::test]
+    async fn local_writes_are_synced_unless_it_is_turned_off() {
+        let folder = tempfile::tempdir().expect("folder");
+        let place = format!("{LOCAL_SCHEME}://{}", folder.path().display());
+        let url = Url::parse(&place).expect("a place");
+        for fsync in [true, false] {
+            let store = SyncedFileStoreProvider { fsync }
+                .new_store(url.clone(), &ObjectStoreParams::default())
+                .await
+                .expect("a store");
+            let said = format!("{:?}", store.inner);
+            assert!(said.contains(&format!("fsync: {fsync}")), "{said}");
+        }
+    }
+}

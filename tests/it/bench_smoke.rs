@@ -13,6 +13,8 @@ mod harness;
 mod ingest;
 #[path = "../../benches/memory/mod.rs"]
 mod memory;
+#[path = "../../benches/merge/mod.rs"]
+mod merge;
 #[path = "../../benches/scan/mod.rs"]
 mod scan;
 
@@ -105,6 +107,22 @@ async fn smoke_memory() {
             "rss_kb_per_append",
             "rss_plateau_mib",
             "per_store_session_rss_kb_per_append",
+        ],
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn smoke_merge() {
+    let figures = merge::run(merge::Options::smoke()).await;
+    check(
+        &figures,
+        &[
+            "merge_80k_ms",
+            "merge_5n_x_n",
+            "merge_cold_5n_x_n",
+            "merge_peak_rss_mib",
+            "compact_ms",
+            "compact_peak_rss_mib",
         ],
     );
 }

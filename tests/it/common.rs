@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::faults::Faults;
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use datafusion::error::Result;
@@ -50,6 +51,16 @@ impl Process {
         Self { runtime, ctx }
     }
 
+    /// A process on a store that fails when told to.
+    pub fn failing(settings: RuntimeSettings, faults: &Faults) -> Self {
+        let runtime = RolloutRuntime::builder()
+            .with_settings(settings)
+            .with_object_store_wrapper(Arc::new(faults.clone()))
+            .build()
+            .expect("valid settings");
+        Self::on(runtime)
+    }
+
     /// A process with the table `rollouts` open in `folder`.
     pub async fn open(folder: &Path, settings: RuntimeSettings) -> Self {
         let process = Self::new(settings);
@@ -58,16 +69,19 @@ impl Process {
     }
 
     pub async fn create(&self, folder: &Path) -> Arc<RolloutStore> {
+        self.try_create(folder).await.expect("opens")
+    }
+
+    pub async fn try_create(&self, folder: &Path) -> Result<Arc<RolloutStore>> {
         let store = RolloutTableProvider::register(
             &self.ctx,
             "rollouts",
             &folder.display().to_string(),
             TableOptions::default(),
         )
-        .await
-        .expect("opens");
+        .await?;
         self.sql("SET rollout.snapshot_max_age_ms = 0").await;
-        store
+        Ok(store)
     }
 
     pub async fn try_sql(&self, sql: &str) -> Result<Vec<RecordBatch>> {
@@ -148,6 +162,37 @@ impl Process {
     pub async fn shutdown(&self) {
         self.runtime.shutdown().await.expect("shuts down");
     }
+}
+
+/// Runs a process's worth of work that ends without a word: its tokio runtime goes, and with it
+/// every task. What the work does not want to be closed in order it forgets.
+pub async fn short_life<T, F>(work: impl FnOnce() -> F + Send + 'static) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+{
+    let life = tokio::task::spawn_blocking(move || {
+        let tokio = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("tokio");
+        let result = tokio.block_on(work());
+        tokio.shutdown_background();
+        result
+    });
+    life.await.expect("lives")
+}
+
+/// Waits until something holds; half a minute is long enough for anything.
+pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    for _ in 0..1200 {
+        if done().await {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+    }
+    panic!("{what}: not within half a minute");
 }
 
 /// The base table, read by plain Lance: ids, sorted.

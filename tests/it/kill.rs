@@ -1,8 +1,10 @@
 //! Processes killed with SIGKILL, at random moments and at chosen ones inside flush, merge,
-//! compaction, adoption and clean-up. Afterwards every acknowledged row is there exactly once.
+//! compaction, adoption, clean-up and DELETE or UPDATE. Afterwards every acknowledged row is there
+//! exactly once, and what was deleted is not.
 //!
 //! The child is this test binary, running [`kill_child`] alone. It inserts rows of known ids, some
-//! again with a higher reward, and writes each acknowledgement to a file before it goes on.
+//! again with a higher reward, updates and deletes some, and writes each acknowledgement to a file
+//! before it goes on.
 //! `ROLLOUT_KILL_ROUNDS` says how many are killed.
 
 use std::collections::{BTreeMap, HashSet};
@@ -14,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use arrow_array::cast::AsArray;
 use datafusion_rollouts::RuntimeSettings;
 use rand::{Rng, SeedableRng};
 
@@ -29,6 +32,8 @@ const NAME: &str = "ROLLOUT_KILL_NAME";
 const POINTS: &[Option<&str>] = &[
     None,
     Some("flush-before-freeze"),
+    Some("dml-before-commit"),
+    Some("flush-under-way"),
     Some("merge-before-commit"),
     Some("merge-before-forget"),
     Some("adopt-before-flush"),
@@ -75,6 +80,16 @@ impl Place {
     /// Ids that were sent, whatever became of them.
     fn sent(&self) -> PathBuf {
         self.0.join("sent")
+    }
+
+    /// Ids that a DELETE was sent for: whether they are there is open.
+    fn deleting(&self) -> PathBuf {
+        self.0.join("deleting")
+    }
+
+    /// Ids whose DELETE was acknowledged.
+    fn deleted(&self) -> PathBuf {
+        self.0.join("deleted")
     }
 
     /// There when a child has come to its fail point.
@@ -232,7 +247,47 @@ async fn insert_for_ever(process: &Process, place: &Place, prefix: &str) {
             Ok(_) => append(&place.acknowledged(), &report),
             Err(error) => eprintln!("{prefix}: {error}"),
         }
+        match statement % 12 {
+            // The first row of all, which is written again and again.
+            5 => update(process, place, &format!("{prefix}-0-0"), statement + 1).await,
+            // A row that is written once: it is not the first one.
+            10 => delete(process, place, &format!("{prefix}-{}-0", statement - 1)).await,
+            _ => {}
+        }
     }
+}
+
+async fn update(process: &Process, place: &Place, id: &str, reward: usize) {
+    let sql = format!("UPDATE rollouts SET reward = {reward} WHERE id = '{id}'");
+    match changed(process, &sql).await {
+        Ok(0) => {}
+        Ok(_) => append(&place.acknowledged(), &format!("{id} {reward}\n")),
+        Err(error) => eprintln!("updating {id}: {error}"),
+    }
+}
+
+async fn delete(process: &Process, place: &Place, id: &str) {
+    append(&place.deleting(), &format!("{id}\n"));
+    let sql = format!("DELETE FROM rollouts WHERE id = '{id}'");
+    match changed(process, &sql).await {
+        // Not visible yet: its shard was taken over, and it survives.
+        Ok(0) => {}
+        Ok(_) => append(&place.deleted(), &format!("{id}\n")),
+        Err(error) => eprintln!("deleting {id}: {error}"),
+    }
+}
+
+/// Rows a statement says it changed.
+async fn changed(process: &Process, sql: &str) -> datafusion::error::Result<u64> {
+    let batches = process.try_sql(sql).await?;
+    let counts = batches.iter().filter(|batch| batch.num_rows() > 0);
+    let count = |batch: &arrow_array::RecordBatch| {
+        batch
+            .column(0)
+            .as_primitive::<arrow::datatypes::UInt64Type>()
+            .value(0)
+    };
+    Ok(counts.map(count).sum())
 }
 
 async fn read_for_ever(process: &Process, place: &Place) {
@@ -255,6 +310,9 @@ fn expected(place: &Place) -> BTreeMap<String, usize> {
         let reward: usize = reward.parse().expect("a number");
         let known = expected.entry(id.to_string()).or_insert(reward);
         *known = reward.max(*known);
+    }
+    for id in lines(&place.deleting()) {
+        expected.remove(&id);
     }
     expected
 }
@@ -306,6 +364,9 @@ async fn verify(place: &Place, what: &str) -> usize {
     assert_eq!(ids.len(), rows, "{what}: an id is there twice");
     let unknown: Vec<_> = ids.iter().filter(|id| !sent.contains(*id)).collect();
     assert!(unknown.is_empty(), "{what}: rows nobody sent: {unknown:?}");
+    let deleted: HashSet<String> = lines(&place.deleted()).into_iter().collect();
+    let back: Vec<_> = ids.iter().filter(|id| deleted.contains(*id)).collect();
+    assert!(back.is_empty(), "{what}: deleted and back: {back:?}");
     assert_eq!(lines(&place.faults()), [""; 0], "{what}");
     process.shutdown().await;
     rows
@@ -385,5 +446,17 @@ async fn kill_at_random_and_at_fail_points() {
         )
         .await;
     }
-    println!("{rounds} rounds, {rows} rows, killed at: {kills:?}");
+    println!(
+        "{rounds} rounds, {rows} rows, {} deleted, killed at: {kills:?}",
+        lines(&place.deleted()).len()
+    );
+    // A point nobody ever comes to would prove nothing.
+    if rounds >= 25 {
+        let missed: Vec<_> = POINTS
+            .iter()
+            .flatten()
+            .filter(|point| !kills.contains_key(**point))
+            .collect();
+        assert!(missed.is_empty(), "never reached: {missed:?}");
+    }
 }

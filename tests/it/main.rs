@@ -9,16 +9,26 @@
 mod basics;
 mod bench_smoke;
 mod cli;
+mod bounds;
 mod common;
 mod dml;
 mod docs;
+mod failing;
+mod fault;
+#[path = "../support/faults.rs"]
+mod faults;
+mod following;
 #[path = "../support/gate.rs"]
 mod gate;
 mod kill;
 mod merging;
 mod model;
 mod oracle;
+mod processes;
 mod real_input;
+mod s3;
+#[path = "../support/s3.rs"]
+mod s3_server;
 mod sharing;
 mod stalled;
 mod upkeep;

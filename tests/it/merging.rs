@@ -102,7 +102,14 @@ async fn concurrent_upserts_of_the_same_new_ids_leave_each_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_step_alone_keeps_the_rows() {
     let folder = tempfile::tempdir().expect("folder");
-    let process = Process::open(folder.path(), quiet()).await;
+    // The index on ids is made and kept up, too.
+    let indexed = datafusion_rollouts::RuntimeSettings {
+        id_index_min_rows: 1,
+        generation_grace: std::time::Duration::ZERO,
+        cleanup_min_age: std::time::Duration::ZERO,
+        ..quiet()
+    };
+    let process = Process::open(folder.path(), indexed).await;
     for i in 0..5 {
         process.insert(&format!("r{i}"), 1.0).await;
     }
@@ -111,13 +118,18 @@ async fn every_step_alone_keeps_the_rows() {
     for step in [
         "rollout_flush",
         "rollout_merge",
-        "rollout_flush",
+        "rollout_compact",
+        "rollout_cleanup",
         "rollout_merge",
+        "rollout_compact",
+        "rollout_flush",
+        "rollout_cleanup",
     ] {
         process
             .sql(&format!("SELECT * FROM {step}('rollouts')"))
             .await;
         assert_eq!(process.count().await, 5, "{step}");
+        assert_eq!(base_ids(folder.path()).await.len(), 5, "{step}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use datafusion_rollouts::{RolloutRuntime, RuntimeSettings};
 
-use crate::common::{Process, quiet};
+use crate::common::{Process, quiet, until};
 use crate::gate::Gate;
 
 /// No minimum ages: whatever may ever go goes at once.
@@ -19,16 +19,6 @@ fn at_once() -> RuntimeSettings {
         put_timeout: Duration::ZERO,
         ..quiet()
     }
-}
-
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    for _ in 0..1200 {
-        if done().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    panic!("{what}: not within half a minute");
 }
 
 /// The entries of all logs of a table.

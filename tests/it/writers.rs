@@ -6,7 +6,8 @@ use std::time::Duration;
 use datafusion_rollouts::RuntimeSettings;
 use lance::dataset::mem_wal::{DatasetMemWalExt, ShardWriterConfig};
 
-use crate::common::{Process, quiet};
+use crate::common::{Process, quiet, short_life, until};
+use crate::faults::{Fault, Faults, Operation};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_concurrent_inserts_are_all_durable() {
@@ -49,19 +50,14 @@ async fn eight_first_writers_share_an_empty_folder() {
 async fn dies_after(folder: &std::path::Path, settings: RuntimeSettings, ids: &[&str]) {
     let folder = folder.to_path_buf();
     let ids: Vec<String> = ids.iter().map(|id| id.to_string()).collect();
-    tokio::task::spawn_blocking(move || {
-        let tokio = tokio::runtime::Runtime::new().expect("tokio");
-        tokio.block_on(async {
-            let process = Process::open(&folder, settings).await;
-            for id in &ids {
-                process.insert(id, 1.0).await;
-            }
-            std::mem::forget(process);
-        });
-        tokio.shutdown_background();
+    short_life(async move || {
+        let process = Process::open(&folder, settings).await;
+        for id in &ids {
+            process.insert(id, 1.0).await;
+        }
+        std::mem::forget(process);
     })
-    .await
-    .expect("dies");
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,6 +99,96 @@ async fn a_dead_writers_rows_are_adopted() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(living.rows("SELECT id FROM rollouts").await, ["dead"]);
+}
+
+fn generations(operation: Operation, path: &str) -> bool {
+    operation == Operation::Write && path.contains("_gen_") && path.contains("/data/")
+}
+
+/// An adoption that takes many lease times keeps the adopted lease and the adopter's own: nobody
+/// takes a process that is at work for a dead one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_adoption_keeps_its_leases() {
+    let folder = tempfile::tempdir().expect("folder");
+    let short = RuntimeSettings {
+        lease_ttl: Duration::from_secs(1),
+        ..quiet()
+    };
+    let faults = Faults::none();
+    let adopter = Process::failing(short.clone(), &faults);
+    adopter.create(folder.path()).await;
+    adopter.insert("mine", 1.0).await;
+    dies_after(folder.path(), short.clone(), &["dead"]).await;
+    faults.on(generations, Fault::Hang, usize::MAX);
+    until("the adoption is under way", async || faults.hanging() > 0).await;
+    let other = Process::open(folder.path(), short).await;
+    let adopted = "SELECT runs FROM rollout_maintenance('rollouts') WHERE task = 'adopt'";
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(
+        other.number(adopted).await,
+        0,
+        "nobody is dead but the dead"
+    );
+    assert_eq!(other.count().await, 0);
+    faults.heal();
+    until("the dead writer's row is there", async || {
+        other.count().await == 1
+    })
+    .await;
+    adopter.flush().await;
+    let all = "SELECT id FROM rollouts";
+    assert_eq!(other.rows(all).await, ["dead", "mine"]);
+    let reopens = "SELECT writer_reopens FROM rollout_stats('rollouts')";
+    assert_eq!(
+        adopter.number(reopens).await,
+        0,
+        "nobody fenced the adopter"
+    );
+    assert_eq!(other.number(adopted).await, 0);
+    faults.assert_saw_data_files();
+}
+
+/// The log of one dead writer cannot be read: the others' rows come back all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_cannot_be_read_keeps_nobody_waiting() {
+    let folder = tempfile::tempdir().expect("folder");
+    let short = RuntimeSettings {
+        lease_ttl: Duration::from_millis(400),
+        ..quiet()
+    };
+    for life in 0..4 {
+        dies_after(folder.path(), short.clone(), &[&format!("r{life}")]).await;
+    }
+    let mut logs: Vec<_> = std::fs::read_dir(folder.path().join("_mem_wal"))
+        .expect("shards")
+        .map(|shard| shard.expect("shard").path().join("wal"))
+        .collect();
+    logs.sort();
+    let entries = std::fs::read_dir(&logs[0]).expect("log");
+    let rows = entries
+        .map(|entry| entry.expect("entry").path())
+        .max_by_key(|entry| entry.metadata().expect("entry").len())
+        .expect("an entry");
+    let length = rows.metadata().expect("entry").len() as usize;
+    // As a power cut leaves a file that was not synced.
+    std::fs::write(&rows, vec![0; length]).expect("writes");
+    let living = Process::open(folder.path(), short).await;
+    until("the others' rows are there", async || {
+        living.count().await == 3
+    })
+    .await;
+    let error = "SELECT last_error FROM rollout_maintenance('rollouts') WHERE task = 'adopt'";
+    let name = rows.file_name().expect("a name").to_string_lossy();
+    until("the error names the object", async || {
+        let told = living.rows(error).await.remove(0);
+        told.contains(name.as_ref()) || told.contains("WAL")
+    })
+    .await;
+    println!("{}", living.rows(error).await.remove(0));
+    living.insert("new", 1.0).await;
+    living.flush().await;
+    assert_eq!(living.count().await, 4);
+    assert!(rows.exists(), "nothing is deleted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,23 +257,29 @@ async fn a_name_that_was_taken_over_is_not_fought_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_alternate_and_lose_nothing() {
-    let folder = tempfile::tempdir().expect("folder");
-    let processes = [
-        Process::open(folder.path(), quiet()).await,
-        Process::open(folder.path(), quiet()).await,
-    ];
-    for round in 0..10 {
-        let process = &processes[round % 2];
-        process.insert(&format!("r{round}"), 1.0).await;
-        if round % 3 == 0 {
+    for named in [false, true] {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut processes = Vec::new();
+        for number in 0..2 {
+            let settings = RuntimeSettings {
+                shard_id: named.then(|| format!("worker-{number}")),
+                ..quiet()
+            };
+            processes.push(Process::open(folder.path(), settings).await);
+        }
+        for round in 0..20 {
+            let process = &processes[round % 2];
+            process.insert(&format!("r{round}"), 1.0).await;
+            if round % 3 == 0 {
+                process.flush().await;
+            }
+        }
+        for process in &processes {
             process.flush().await;
         }
-    }
-    for process in &processes {
-        process.flush().await;
-    }
-    for process in &processes {
-        assert_eq!(process.count().await, 10);
+        for process in &processes {
+            assert_eq!(process.count().await, 20, "named: {named}");
+        }
     }
 }
 
@@ -276,7 +368,7 @@ async fn a_shard_written_with_lances_own_limits_reopens_under_any_of_ours() {
 }
 
 /// Rows of the table with ids of their own and everything else NULL or the same.
-fn many_rows(schema: &Arc<arrow_schema::Schema>, rows: usize) -> arrow_array::RecordBatch {
+pub fn many_rows(schema: &Arc<arrow_schema::Schema>, rows: usize) -> arrow_array::RecordBatch {
     use arrow_array::{ArrayRef, StringArray, new_null_array};
     let columns = schema
         .fields()

@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use lance::Dataset;
 use roaring::RoaringBitmap;
 use uuid::Uuid;
 
 use super::keys::{KeyTable, NO_STAMP};
 use super::probe::BaseMatch;
 use super::{Masks, RowSet};
-use crate::error::{Result, RolloutError};
 
 /// A generation's row and its place in the order of versions.
 #[derive(Debug, Clone, Copy)]
@@ -81,23 +79,13 @@ impl Hasher for HashItself {
     }
 }
 
-/// The outcome, before deleted base rows are looked at.
-#[derive(Debug)]
-pub(super) struct Composed {
-    base: RowSet,
-    /// Per generation, positions in its key table that lost.
-    losers: Vec<RoaringBitmap>,
-    /// Base rows that won over a generation's row, and that row, which comes back if the base row
-    /// turns out to be deleted.
-    base_winners: Vec<(u64, usize, u32)>,
-}
-
-/// Compares all versions of all ids. `shards` are the generations' shards, in rank order.
+/// Compares all versions of all ids. `shards` are the generations' shards, in rank order; `matches`
+/// are rows that the base holds.
 pub(super) fn compose(
     shards: &[Uuid],
     keys: &[Arc<KeyTable>],
     matches: &[Vec<BaseMatch>],
-) -> Composed {
+) -> Masks {
     let mut losers = vec![RoaringBitmap::new(); keys.len()];
     let mut newest = Newest::new(keys);
     for (generation, table) in keys.iter().enumerate() {
@@ -139,7 +127,6 @@ pub(super) fn compose(
         }
     }
     let mut base: RowSet = BTreeMap::new();
-    let mut base_winners = Vec::new();
     for (generation, found) in matches.iter().enumerate() {
         for row in found {
             let hash = keys[generation].hashes[row.key as usize];
@@ -151,72 +138,30 @@ pub(super) fn compose(
                 base.entry((row.address >> 32) as u32)
                     .or_default()
                     .insert(row.address as u32);
-            } else if losers[newest.generation].insert(newest.key) {
-                base_winners.push((row.address, newest.generation, newest.key));
+            } else {
+                losers[newest.generation].insert(newest.key);
             }
         }
     }
-    Composed {
+    Masks {
         base,
-        losers,
-        base_winners,
+        sources: keys.iter().zip(losers).map(masked_rows).collect(),
+        source_rows: keys.iter().map(|table| table.len() as u64).collect(),
+        keys: keys.to_vec(),
     }
 }
 
-/// A base row that was deleted since it was found supersedes nothing.
-pub(super) async fn spare_deleted_winners(
-    base: &Arc<Dataset>,
-    composed: &mut Composed,
-) -> Result<()> {
-    let mut by_fragment: BTreeMap<u32, Vec<(u32, usize, u32)>> = BTreeMap::new();
-    for (address, generation, key) in &composed.base_winners {
-        by_fragment
-            .entry((address >> 32) as u32)
+/// Losing positions become addresses; deletes are masked, winners or not.
+fn masked_rows((table, mut losers): (&Arc<KeyTable>, RoaringBitmap)) -> RowSet {
+    losers |= &table.tombstones;
+    let mut rows: RowSet = BTreeMap::new();
+    for position in losers {
+        let address = table.addresses[position as usize];
+        rows.entry((address >> 32) as u32)
             .or_default()
-            .push((*address as u32, *generation, *key));
+            .insert(address as u32);
     }
-    for (fragment, winners) in by_fragment {
-        let Some(fragment) = base.get_fragment(fragment as usize) else {
-            continue;
-        };
-        let deleted = fragment
-            .get_deletion_vector()
-            .await
-            .map_err(RolloutError::storage(
-                "reading a deletion vector of the base",
-            ))?;
-        let Some(deleted) = deleted else { continue };
-        for (offset, generation, key) in winners {
-            if deleted.contains(offset) {
-                composed.losers[generation].remove(key);
-            }
-        }
-    }
-    Ok(())
-}
-
-impl Composed {
-    /// The masks: losing positions become addresses; deletes are masked, winners or not.
-    pub(super) fn into_masks(self, keys: &[Arc<KeyTable>]) -> Masks {
-        let mut sources = Vec::with_capacity(keys.len());
-        for (table, mut losers) in keys.iter().zip(self.losers) {
-            losers |= &table.tombstones;
-            let mut rows: RowSet = BTreeMap::new();
-            for position in losers {
-                let address = table.addresses[position as usize];
-                rows.entry((address >> 32) as u32)
-                    .or_default()
-                    .insert(address as u32);
-            }
-            sources.push(rows);
-        }
-        Masks {
-            base: self.base,
-            sources,
-            source_rows: keys.iter().map(|table| table.len() as u64).collect(),
-            keys: keys.to_vec(),
-        }
-    }
+    rows
 }
 
 #[cfg(test)]
@@ -260,7 +205,7 @@ mod tests {
             vec![base_row(0, 10, 6), base_row(1, 11, 20)],
             vec![base_row(0, 10, 6), base_row(1, 11, 20)],
         ];
-        let masks = compose(&shards, &keys, &matches).into_masks(&keys);
+        let masks = compose(&shards, &keys, &matches);
         // a: the second generation (7) beats base (6) and the first (5).
         // b: the base (20) beats both.
         assert_eq!(masked(&masks.base), [10]);
@@ -274,7 +219,7 @@ mod tests {
         for stamp in [NO_STAMP, 4] {
             let keys = [table(&[("a", stamp)], &[]), table(&[("a", stamp)], &[])];
             let matches = vec![vec![base_row(0, 3, stamp)], vec![base_row(0, 3, stamp)]];
-            let masks = compose(&shards, &keys, &matches).into_masks(&keys);
+            let masks = compose(&shards, &keys, &matches);
             assert_eq!(masked(&masks.base), [3]);
             assert_eq!(masked(&masks.sources[0]), [0]);
             assert!(masked(&masks.sources[1]).is_empty());
@@ -286,16 +231,16 @@ mod tests {
         let same = [Uuid::from_u128(1), Uuid::from_u128(1)];
         let keys = [table(&[("a", 5)], &[]), table(&[("a", NO_STAMP)], &[0])];
         let none = vec![Vec::new(), Vec::new()];
-        let masks = compose(&same, &keys, &none).into_masks(&keys);
+        let masks = compose(&same, &keys, &none);
         assert_eq!(masked(&masks.sources[0]), [0]);
         assert_eq!(masked(&masks.sources[1]), [0]);
         // Another shard's row is not the version it was written over.
         let other = [Uuid::from_u128(1), Uuid::from_u128(2)];
-        let masks = compose(&other, &keys, &none).into_masks(&keys);
+        let masks = compose(&other, &keys, &none);
         assert!(masked(&masks.sources[0]).is_empty());
         // A base row is.
         let keys = [table(&[("a", NO_STAMP)], &[0])];
-        let masks = compose(&same[..1], &keys, &[vec![base_row(0, 8, 3)]]).into_masks(&keys);
+        let masks = compose(&same[..1], &keys, &[vec![base_row(0, 8, 3)]]);
         assert_eq!(masked(&masks.base), [8]);
     }
 }

@@ -121,9 +121,7 @@ impl Masks {
         let keys = keys::load_all(table, cache, sources).await?;
         let matches = probe::base_matches(table, cache, base, sources, &keys).await?;
         let shards: Vec<_> = sources.iter().map(|source| source.shard).collect();
-        let mut masks = compose::compose(&shards, &keys, &matches);
-        compose::spare_deleted_winners(base, &mut masks).await?;
-        Ok(masks.into_masks(&keys))
+        Ok(compose::compose(&shards, &keys, &matches))
     }
 
     /// Rows of the base that count.

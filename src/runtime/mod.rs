@@ -16,6 +16,7 @@ use lance_io::object_store::WrappingObjectStore;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
+pub(crate) use cache::CacheFigures;
 use cache::SharedCache;
 pub use cache::build_session;
 pub use store::RolloutStore;
@@ -144,6 +145,11 @@ impl RolloutRuntime {
         self.inner.shared.as_ref().map(|shared| &shared.session)
     }
 
+    /// The cache all stores share; none when every store has its own.
+    pub(crate) fn cache(&self) -> Option<&SharedCache> {
+        self.inner.shared.as_ref()
+    }
+
     /// The open stores.
     pub async fn stores(&self) -> Vec<Arc<RolloutStore>> {
         let places: Vec<_> = self.inner.places.lock().values().cloned().collect();
@@ -238,7 +244,7 @@ impl RolloutRuntime {
         .await?;
         Ok(RolloutStore::new(
             table,
-            &cache,
+            cache,
             self.inner.budget.clone(),
             Arc::new(settings),
         ))

@@ -166,7 +166,7 @@ impl Maintenance {
     /// # Errors
     /// A lane that could not be flushed; its rows stay durable in the log.
     pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
-        self.writable("flushed")?;
+        self.table.check_writable("flushed")?;
         let _one = self.flushing.lock().await;
         let started = Instant::now();
         let result = match self.recover().await {
@@ -190,7 +190,7 @@ impl Maintenance {
     /// # Errors
     /// A source that cannot be read, or commits that kept losing.
     pub(crate) async fn merge_now(&self) -> Result<MergeReport> {
-        self.writable("merged")?;
+        self.table.check_writable("merged")?;
         let _one = self.merging.lock().await;
         let started = Instant::now();
         let result = self.merge_all().await;

@@ -24,7 +24,7 @@ pub(crate) use store::{Pruned, ReadView};
 
 use crate::error::{Result, RolloutError};
 use crate::insert::UnflushedBudget;
-use crate::options::{RuntimeSettings, TableOptions};
+use crate::options::{AtVersion, RuntimeSettings, TableOptions};
 use crate::schema::TableSchema;
 use crate::store::{LanceTable, Location, OpenRequest, store_params};
 
@@ -96,7 +96,8 @@ struct Inner {
     shared: Option<SharedCache>,
     wrapper: Option<Arc<dyn WrappingObjectStore>>,
     budget: Arc<UnflushedBudget>,
-    places: Mutex<HashMap<Location, Arc<Place>>>,
+    /// A version that is read for its own sake is a store of its own.
+    places: Mutex<HashMap<(Location, Option<AtVersion>), Arc<Place>>>,
 }
 
 /// A location and the store open there, if any. The lock is held while a store is opened or
@@ -178,7 +179,7 @@ impl RolloutRuntime {
             .inner
             .places
             .lock()
-            .entry(location.clone())
+            .entry((location.clone(), options.at))
             .or_default()
             .clone();
         let mut open = place.open.clone().lock_owned().await;
@@ -200,6 +201,10 @@ impl RolloutRuntime {
                      Leave the column list out to take what is stored"
                 )));
             }
+            known
+                .store
+                .schema()
+                .check_on_conflict(&location, options.on_conflict)?;
             known.handles += 1;
             return Ok(StoreHandle {
                 store: known.store.clone(),
@@ -239,7 +244,9 @@ impl RolloutRuntime {
             local_fsync: settings.local_fsync,
             declared,
             create: options.create,
-            read_only: options.read_only,
+            read_only: options.read_only || options.at.is_some(),
+            at: options.at,
+            on_conflict: options.on_conflict,
         })
         .await?;
         Ok(RolloutStore::new(

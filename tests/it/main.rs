@@ -20,4 +20,5 @@ mod real_input;
 mod sharing;
 mod stalled;
 mod upkeep;
+mod versions;
 mod writers;

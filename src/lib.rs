@@ -51,7 +51,9 @@ mod store;
 pub use error::{Result, RolloutError};
 pub use flush::{CompactionReport, MergeReport, Removal, RemovalKind};
 pub use lance::session::Session;
-pub use options::{Freshness, RolloutSessionOptions, RuntimeSettings, TableOptions};
+pub use options::{
+    AtVersion, Freshness, OnConflict, RolloutSessionOptions, RuntimeSettings, TableOptions,
+};
 pub use provider::{RolloutTableFactory, RolloutTableProvider};
 pub use runtime::{
     RolloutRuntime, RolloutRuntimeBuilder, RolloutStore, StoreHandle, build_session,

@@ -18,7 +18,7 @@ mod value;
 use std::time::Duration;
 
 pub use session::{Freshness, RolloutSessionOptions};
-pub use table::{RolloutTableOptionsExtension, TableOptions};
+pub use table::{AtVersion, OnConflict, RolloutTableOptionsExtension, TableOptions};
 use value::{parse_bool, parse_bytes, parse_count, parse_seconds as parse_secs};
 
 use crate::error::{Result, RolloutError};
@@ -283,6 +283,34 @@ pub const SETTINGS: &[SettingInfo] = &[
         zero: "",
         env: None,
         doc: "Never write anything: no insert, no flush, no merge, no lease.",
+    },
+    SettingInfo {
+        name: "version",
+        scope: Scope::Table,
+        unit: "a number",
+        default: "",
+        zero: "",
+        env: None,
+        doc: "Read this merged version of the table instead of the newest state, read-only.",
+    },
+    SettingInfo {
+        name: "timestamp",
+        scope: Scope::Table,
+        unit: "an RFC 3339 time",
+        default: "",
+        zero: "",
+        env: None,
+        doc: "Read the newest version that was merged by this time, read-only.",
+    },
+    SettingInfo {
+        name: "on_conflict",
+        scope: Scope::Table,
+        unit: "'update' or 'ignore'",
+        default: "update",
+        zero: "",
+        env: None,
+        doc: "What an id does that is inserted again: 'update' replaces the row, 'ignore' leaves \
+              the first one as it is. Fixed when the table is made.",
     },
 ];
 

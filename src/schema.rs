@@ -20,11 +20,15 @@ pub(crate) use defaults::{Markers, default_udfs, parse_stored_defaults, render_d
 pub(crate) use dictionary::{DictionaryValues, small_dictionary_columns};
 
 use crate::error::{Result, RolloutError};
+use crate::options::OnConflict;
+use crate::store::Location;
 
 /// The column that orders versions of a row: when its writer stamped it.
 pub(crate) const INGESTED_AT: &str = "ingested_at";
 /// The key of the rollout schema.
 pub(crate) const ID: &str = "id";
+/// Schema metadata that says what an id does that is inserted again; without it, 'update'.
+pub(crate) const ON_CONFLICT_METADATA: &str = "rollouts:on_conflict";
 /// Schema metadata under which a table's DEFAULT clauses are stored, as JSON.
 pub(crate) const DEFAULTS_METADATA: &str = "rollouts:defaults";
 
@@ -43,6 +47,7 @@ pub struct TableSchema {
     key: usize,
     stamp: Option<usize>,
     defaults: HashMap<String, Expr>,
+    on_conflict: OnConflict,
 }
 
 impl TableSchema {
@@ -187,6 +192,13 @@ impl TableSchema {
         table
             .defaults
             .retain(|column, _| schema.column_with_name(column).is_some());
+        if let Some(stored) = schema.metadata().get(ON_CONFLICT_METADATA) {
+            table.on_conflict = stored.parse().map_err(|_| {
+                RolloutError::invalid(format!(
+                    "the table was made with on_conflict '{stored}', which this program does not know"
+                ))
+            })?;
+        }
         Ok(table)
     }
 
@@ -223,6 +235,7 @@ impl TableSchema {
             key,
             stamp,
             defaults,
+            on_conflict: OnConflict::default(),
         }
     }
 
@@ -254,6 +267,29 @@ impl TableSchema {
     /// The default of a column left out of an INSERT.
     pub fn default_of(&self, column: &str) -> Option<&Expr> {
         self.defaults.get(column)
+    }
+
+    /// What an id does that is inserted again.
+    pub fn on_conflict(&self) -> OnConflict {
+        self.on_conflict
+    }
+
+    /// Refuses an `on_conflict` other than the table's.
+    pub(crate) fn check_on_conflict(
+        &self,
+        location: &Location,
+        asked: Option<OnConflict>,
+    ) -> Result<()> {
+        let stored = self.on_conflict;
+        match asked.filter(|asked| *asked != stored) {
+            Some(asked) => Err(RolloutError::invalid(format!(
+                "the table at {location} was made with rollout.on_conflict = '{}' and keeps it: it \
+                 cannot be opened with '{}'. Leave the option out to take what is stored",
+                stored.as_str(),
+                asked.as_str()
+            ))),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn defaults(&self) -> &HashMap<String, Expr> {

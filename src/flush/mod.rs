@@ -179,7 +179,7 @@ impl Maintenance {
     /// A lane that could not be flushed, or too many generations wait and cannot be merged; the rows
     /// stay durable in the log.
     pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
-        self.writable("flushed")?;
+        self.table.check_writable("flushed")?;
         let _one = self.flushing.lock().await;
         let started = Instant::now();
         let result = async {
@@ -245,7 +245,7 @@ impl Maintenance {
     /// # Errors
     /// A source that cannot be read, or commits that kept losing.
     pub(crate) async fn merge_now(&self) -> Result<MergeReport> {
-        self.writable("merged")?;
+        self.table.check_writable("merged")?;
         let _one = self.merging.lock().await;
         let started = Instant::now();
         let result = self.merge_all().await;

@@ -52,7 +52,7 @@ impl Maintenance {
     /// # Errors
     /// Another process is at it and does not end; storage that cannot be reached.
     pub(crate) async fn compact_now(&self) -> Result<CompactionReport> {
-        self.writable("compacted")?;
+        self.table.check_writable("compacted")?;
         self.compact_unless_busy(self.patience(), 2)
             .await?
             .ok_or_else(|| self.busy("compacting"))
@@ -63,10 +63,10 @@ impl Maintenance {
     /// # Errors
     /// Another process is at it and does not end; storage that cannot be reached.
     pub(crate) async fn clean_up_now(&self, dry_run: bool) -> Result<Vec<Removal>> {
-        if dry_run {
+        if dry_run && self.table.pinned().is_none() {
             return self.sweep(Utc::now(), true).await;
         }
-        self.writable("deleted")?;
+        self.table.check_writable("deleted")?;
         self.clean_up_unless_busy(self.patience())
             .await?
             .ok_or_else(|| self.busy("cleaning up"))
@@ -114,16 +114,6 @@ impl Maintenance {
     /// Long enough for a dead holder's lease to run out.
     fn patience(&self) -> Duration {
         self.leases.ttl() * 2
-    }
-
-    pub(super) fn writable(&self, done: &str) -> Result<()> {
-        if self.table.read_only() {
-            return Err(RolloutError::Unsupported(format!(
-                "the table at {} is open read-only: nothing is {done}",
-                self.table.location()
-            )));
-        }
-        Ok(())
     }
 
     fn busy(&self, doing: &str) -> RolloutError {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch, UInt64Array};
+use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
 use async_trait::async_trait;
 
-use super::{Report, columns, required};
+use super::{Report, columns, one_row, required};
 use crate::error::Result;
 use crate::runtime::{RolloutRuntime, RolloutStore};
 
@@ -38,12 +38,6 @@ impl Report for Compact {
             report.fragments_added as u64,
             report.base_version,
         ];
-        Ok(RecordBatch::try_new(
-            self.schema(),
-            figures
-                .into_iter()
-                .map(|figure| Arc::new(UInt64Array::from(vec![figure])) as _)
-                .collect(),
-        )?)
+        one_row(self.schema(), &figures)
     }
 }

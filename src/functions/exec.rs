@@ -44,6 +44,7 @@ impl ReportFunction {
         let modes = self.report.modes();
         match (self.report.takes_table(), exprs) {
             (false, []) => Ok((None, None)),
+            (true, []) if self.report.table_is_optional() => Ok((None, None)),
             (false, _) => Err(RolloutError::invalid(format!("{name}() takes no argument"))),
             (true, [table]) => Ok((Some(self.table_argument(table)?), None)),
             (true, [table, mode]) if !modes.is_empty() => {
@@ -57,6 +58,9 @@ impl ReportFunction {
                     ))),
                 }
             }
+            (true, _) if self.report.table_is_optional() => Err(RolloutError::invalid(format!(
+                "{name} takes the name of a table or nothing: {name}('rollouts'), {name}()"
+            ))),
             (true, _) => Err(RolloutError::invalid(format!(
                 "{name} takes one argument, the name of a table: {name}('rollouts')"
             ))),

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch, UInt64Array};
+use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
 use async_trait::async_trait;
 
-use super::{Report, columns, required};
+use super::{Report, columns, one_row, required};
 use crate::error::Result;
 use crate::runtime::{RolloutRuntime, RolloutStore};
 
@@ -32,12 +32,6 @@ impl Report for Flush {
         store: Option<&Arc<RolloutStore>>,
     ) -> Result<RecordBatch> {
         let (generations, rows) = required(store)?.flush().await?;
-        Ok(RecordBatch::try_new(
-            self.schema(),
-            vec![
-                Arc::new(UInt64Array::from(vec![generations as u64])),
-                Arc::new(UInt64Array::from(vec![rows])),
-            ],
-        )?)
+        one_row(self.schema(), &[generations as u64, rows])
     }
 }

@@ -41,8 +41,8 @@ impl Report for Generations {
             .await?;
         let waiting = &snapshot.generations;
         let rows = waiting.iter().map(|generation| {
-            let fragments = generation.dataset.fragments();
-            let rows = fragments.iter().map(|fragment| fragment.num_rows());
+            let rows = generation.fragments.iter();
+            let rows = rows.map(|fragment| fragment.num_rows());
             rows.sum::<Option<usize>>().map(|rows| rows as u64)
         });
         Ok(RecordBatch::try_new(

@@ -3,6 +3,7 @@
 //! A function is planned like a table and runs when its scan is executed, once per execution: never
 //! when it is only planned or explained.
 
+mod cache;
 mod cleanup;
 mod compact;
 mod exec;
@@ -13,10 +14,11 @@ mod merge;
 mod settings;
 mod shards;
 mod stats;
+mod versions;
 
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{RecordBatch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::TableFunctionImpl;
@@ -36,6 +38,11 @@ pub(crate) trait Report: std::fmt::Debug + Send + Sync + 'static {
     /// Whether its argument is the name of a table.
     fn takes_table(&self) -> bool {
         true
+    }
+
+    /// Whether the name may be left out.
+    fn table_is_optional(&self) -> bool {
+        false
     }
 
     /// What may be given as a second argument, if anything.
@@ -73,6 +80,8 @@ pub(crate) fn table_functions(
         Arc::new(stats::Stats),
         Arc::new(shards::Shards),
         Arc::new(generations::Generations),
+        Arc::new(versions::Versions),
+        Arc::new(cache::Cache),
         Arc::new(maintenance::MaintenanceTasks),
         Arc::new(settings::Settings),
     ];
@@ -96,6 +105,13 @@ fn columns(columns: &[(&str, DataType)]) -> SchemaRef {
         })
         .collect();
     Arc::new(Schema::new(fields))
+}
+
+/// One row of figures, which are all the columns there are.
+fn one_row(schema: SchemaRef, figures: &[u64]) -> Result<RecordBatch> {
+    let figures = figures.iter();
+    let columns = figures.map(|figure| Arc::new(UInt64Array::from(vec![*figure])) as _);
+    Ok(RecordBatch::try_new(schema, columns.collect())?)
 }
 
 /// The store of a function that takes a table.

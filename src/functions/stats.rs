@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use arrow_array::{RecordBatch, UInt64Array};
+use arrow_array::RecordBatch;
 use arrow_schema::{DataType, SchemaRef};
 use async_trait::async_trait;
 
-use super::{Report, columns, required};
+use super::{Report, columns, one_row, required};
 use crate::error::Result;
 use crate::runtime::{RolloutRuntime, RolloutStore};
 
@@ -93,12 +93,6 @@ impl Report for Stats {
             store.session().size_bytes(),
             runtime.settings().cache_bytes,
         ];
-        Ok(RecordBatch::try_new(
-            self.schema(),
-            figures
-                .into_iter()
-                .map(|figure| Arc::new(UInt64Array::from(vec![figure])) as _)
-                .collect(),
-        )?)
+        one_row(self.schema(), &figures)
     }
 }

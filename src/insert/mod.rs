@@ -172,12 +172,7 @@ impl InsertPath {
         self: &Arc<Self>,
         batch: RecordBatch,
     ) -> Result<tokio::sync::oneshot::Receiver<Result<Receipt>>> {
-        if self.table.read_only() {
-            return Err(RolloutError::Unsupported(format!(
-                "the table at {} is open read-only: nothing is written",
-                self.table.location()
-            )));
-        }
+        self.table.check_writable("written")?;
         let values = DictionaryValues::of(&batch)?;
         let mut known = self.dictionaries.lock().await;
         match known.joined(&values) {

@@ -8,12 +8,62 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 
+use chrono::{DateTime, NaiveDateTime, Utc};
 use datafusion::common::config::{ConfigEntry, ConfigExtension, ExtensionOptions};
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
 
-use super::value::parse_bool;
+use super::value::{bad_value, parse_bool, parse_count};
 use super::{PREFIX, RuntimeSettings, SETTINGS, Scope, find_setting, wrong_scope};
 use crate::error::{Result, RolloutError};
+
+/// What is read instead of the newest state: what had been merged by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtVersion {
+    /// The base version of this number.
+    Number(u64),
+    /// The newest base version that was there at this time.
+    Timestamp(DateTime<Utc>),
+}
+
+/// What becomes of a row whose id is there already. Fixed when a table is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// The newest version counts.
+    #[default]
+    Update,
+    /// The oldest version counts: a row that is inserted again changes nothing.
+    Ignore,
+}
+
+impl OnConflict {
+    /// The option's text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Update => "update",
+            Self::Ignore => "ignore",
+        }
+    }
+
+    /// Whether a version of a row takes the place of one that came before it, by their stamps.
+    pub(crate) fn replaces(self, stamp: i64, before: i64) -> bool {
+        match self {
+            Self::Update => stamp >= before,
+            Self::Ignore => stamp < before,
+        }
+    }
+}
+
+impl std::str::FromStr for OnConflict {
+    type Err = RolloutError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "update" => Ok(Self::Update),
+            "ignore" => Ok(Self::Ignore),
+            _ => Err(bad_value("on_conflict", text, "'update' or 'ignore'")),
+        }
+    }
+}
 
 /// What a table is opened with.
 #[derive(Clone, PartialEq, Eq)]
@@ -22,6 +72,11 @@ pub struct TableOptions {
     pub create: bool,
     /// Never write anything.
     pub read_only: bool,
+    /// The version to read instead of the newest; nothing is written then.
+    pub at: Option<AtVersion>,
+    /// What the table does with an id that is there already, where it is new; none takes what is
+    /// stored, or the default.
+    pub on_conflict: Option<OnConflict>,
     /// The fixed name of this process's shards for this table; overrides the process setting.
     pub shard_id: Option<String>,
     /// Options of the object store: credentials, region, endpoint. Never printed.
@@ -33,6 +88,8 @@ impl Default for TableOptions {
         Self {
             create: true,
             read_only: false,
+            at: None,
+            on_conflict: None,
             shard_id: None,
             storage: BTreeMap::new(),
         }
@@ -45,6 +102,8 @@ impl std::fmt::Debug for TableOptions {
         f.debug_struct("TableOptions")
             .field("create", &self.create)
             .field("read_only", &self.read_only)
+            .field("at", &self.at)
+            .field("on_conflict", &self.on_conflict)
             .field("shard_id", &self.shard_id)
             .field("storage", &self.storage.keys().collect::<Vec<_>>())
             .finish()
@@ -67,7 +126,23 @@ impl TableOptions {
             }
             parsed.set(key, value)?;
         }
-        Ok(parsed)
+        // An old version is read-only: what could only be meant for writing contradicts it.
+        let contradiction = if parsed.at.is_none() {
+            None
+        } else if seen.contains_key("read_only") && !parsed.read_only {
+            Some("read_only = false")
+        } else if parsed.shard_id.is_some() {
+            Some("shard_id")
+        } else {
+            None
+        };
+        match contradiction {
+            Some(other) => Err(RolloutError::invalid(format!(
+                "rollout.version and rollout.timestamp open a table read-only: leave \
+                 rollout.{other} out"
+            ))),
+            None => Ok(parsed),
+        }
     }
 
     /// Sets one option by key, in any of its spellings.
@@ -79,6 +154,9 @@ impl TableOptions {
         match canonical.as_str() {
             "create" => self.create = parse_bool("create", value)?,
             "read_only" => self.read_only = parse_bool("read_only", value)?,
+            "version" => self.read_at(AtVersion::Number(parse_count("version", value)?))?,
+            "timestamp" => self.read_at(AtVersion::Timestamp(parse_timestamp(value)?))?,
+            "on_conflict" => self.on_conflict = Some(value.parse()?),
             "shard_id" => {
                 // Checked as the process setting is, so that both take the same form.
                 RuntimeSettings::default().set("shard_id", value)?;
@@ -94,6 +172,28 @@ impl TableOptions {
         }
         Ok(())
     }
+
+    fn read_at(&mut self, at: AtVersion) -> Result<()> {
+        match self.at.replace(at) {
+            None => Ok(()),
+            Some(_) => Err(RolloutError::invalid(
+                "rollout.version and rollout.timestamp name one version each: give one of them",
+            )),
+        }
+    }
+}
+
+/// A time with its offset; one without is UTC, as `rollout_versions` shows it.
+fn parse_timestamp(value: &str) -> Result<DateTime<Utc>> {
+    let text = value.trim();
+    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
+        return Ok(time.to_utc());
+    }
+    ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f"]
+        .iter()
+        .find_map(|form| NaiveDateTime::parse_from_str(text, form).ok())
+        .map(|time| time.and_utc())
+        .ok_or_else(|| bad_value("timestamp", value, "a time such as 2026-01-31T12:00:00Z"))
 }
 
 /// `Rollout.Create`, `format.create` and `create` are one key; `aws.region` and `aws_region` too.
@@ -222,5 +322,37 @@ mod tests {
         options.set("allow_http", "true").expect("client");
         let printed = format!("{options:?}");
         assert!(!printed.contains("hush") && printed.contains("aws_secret_access_key"));
+    }
+
+    #[test]
+    fn one_version_is_named_in_one_way() {
+        let at = |pairs: &[(&str, &str)]| {
+            let map = pairs.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+            TableOptions::from_map(&map.collect()).map(|options| options.at)
+        };
+        let noon = "2026-01-31T12:00:00.5Z"
+            .parse::<DateTime<Utc>>()
+            .expect("a time");
+        for (value, want) in [
+            ("2026-01-31T12:00:00.5Z", Some(noon)),
+            ("2026-01-31T13:00:00.5+01:00", Some(noon)),
+            ("2026-01-31T12:00:00.500", Some(noon)),
+            ("2026-01-31 12:00:00.5", Some(noon)),
+            ("yesterday", None),
+            ("2026-01-31", None),
+            ("", None),
+        ] {
+            let got = at(&[("rollout.timestamp", value)]).ok().flatten();
+            assert_eq!(got, want.map(AtVersion::Timestamp), "{value}");
+        }
+        let both = [
+            ("rollout.version", "3"),
+            ("rollout.timestamp", "2026-01-31T12:00:00Z"),
+        ];
+        assert!(at(&both).is_err());
+        assert!(at(&[("rollout.version", "-1")]).is_err());
+        assert!(at(&[("rollout.version", "3"), ("rollout.read_only", "false")]).is_err());
+        assert!(at(&[("rollout.version", "3"), ("rollout.read_only", "true")]).is_ok());
+        assert!(at(&[("rollout.version", "3"), ("rollout.shard_id", "w")]).is_err());
     }
 }

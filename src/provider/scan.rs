@@ -356,9 +356,10 @@ impl UnitReader {
                 scan_dataset(&snapshot.base, fragments, &masks.base, &self.spec).await
             }
             WorkUnit::Generation(i) => {
-                let dataset = &snapshot.generations[*i].dataset;
-                let fragments = dataset.fragments().as_ref().clone();
-                scan_dataset(dataset, fragments, &masks.sources[*i], &self.spec).await
+                let generation = &snapshot.generations[*i];
+                let fragments = generation.fragments.clone();
+                let masked = &masks.sources[*i];
+                scan_dataset(&generation.dataset, fragments, masked, &self.spec).await
             }
             WorkUnit::Memtable(i) => {
                 let masked = &masks.sources[self.memtable_source(*i)];

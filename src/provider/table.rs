@@ -164,13 +164,7 @@ impl TableProvider for RolloutTableProvider {
             .into());
         }
         // 2. Refuse early what could never be written.
-        if self.store().read_only() {
-            return Err(RolloutError::Unsupported(format!(
-                "the table at {} is open read-only: nothing is written",
-                self.store().location()
-            ))
-            .into());
-        }
+        self.store().table().check_writable("written")?;
         check_columns(&self.schema, &input.schema())?;
         // 3. One stream into the sink, also when the caller did not plan for it.
         let input = match input.output_partitioning().partition_count() {

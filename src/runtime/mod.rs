@@ -16,6 +16,7 @@ use lance_io::object_store::WrappingObjectStore;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
+pub(crate) use cache::CacheFigures;
 use cache::SharedCache;
 pub use cache::build_session;
 pub use store::RolloutStore;
@@ -23,7 +24,7 @@ pub(crate) use store::{Pruned, ReadView};
 
 use crate::error::{Result, RolloutError};
 use crate::insert::UnflushedBudget;
-use crate::options::{RuntimeSettings, TableOptions};
+use crate::options::{AtVersion, RuntimeSettings, TableOptions};
 use crate::schema::TableSchema;
 use crate::store::{LanceTable, Location, OpenRequest, store_params};
 
@@ -95,7 +96,8 @@ struct Inner {
     shared: Option<SharedCache>,
     wrapper: Option<Arc<dyn WrappingObjectStore>>,
     budget: Arc<UnflushedBudget>,
-    places: Mutex<HashMap<Location, Arc<Place>>>,
+    /// A version that is read for its own sake is a store of its own.
+    places: Mutex<HashMap<(Location, Option<AtVersion>), Arc<Place>>>,
 }
 
 /// A location and the store open there, if any. The lock is held while a store is opened or
@@ -144,6 +146,11 @@ impl RolloutRuntime {
         self.inner.shared.as_ref().map(|shared| &shared.session)
     }
 
+    /// The cache all stores share; none when every store has its own.
+    pub(crate) fn cache(&self) -> Option<&SharedCache> {
+        self.inner.shared.as_ref()
+    }
+
     /// The open stores.
     pub async fn stores(&self) -> Vec<Arc<RolloutStore>> {
         let places: Vec<_> = self.inner.places.lock().values().cloned().collect();
@@ -183,7 +190,7 @@ impl RolloutRuntime {
             .inner
             .places
             .lock()
-            .entry(location.clone())
+            .entry((location.clone(), options.at))
             .or_default()
             .clone();
         let mut open = place.open.clone().lock_owned().await;
@@ -205,6 +212,10 @@ impl RolloutRuntime {
                      Leave the column list out to take what is stored"
                 )));
             }
+            known
+                .store
+                .schema()
+                .check_on_conflict(&location, options.on_conflict)?;
             known.handles += 1;
             return Ok(StoreHandle {
                 store: known.store.clone(),
@@ -244,12 +255,14 @@ impl RolloutRuntime {
             local_fsync: settings.local_fsync,
             declared,
             create: options.create,
-            read_only: options.read_only,
+            read_only: options.read_only || options.at.is_some(),
+            at: options.at,
+            on_conflict: options.on_conflict,
         })
         .await?;
         Ok(RolloutStore::new(
             table,
-            &cache,
+            cache,
             self.inner.budget.clone(),
             Arc::new(settings),
         ))

@@ -17,7 +17,7 @@ use crate::insert::{FlushReport, InsertPath, MemtableView, UnflushedBudget};
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align};
 use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
-use crate::store::{LanceTable, LeaseKeeper, Location, Snapshot, SnapshotCache};
+use crate::store::{BaseVersion, LanceTable, LeaseKeeper, Location, Snapshot, SnapshotCache};
 
 /// Ids up to which sources are looked through for them before planning.
 const MAX_PRUNING_IDS: usize = 64;
@@ -30,6 +30,7 @@ pub struct RolloutStore {
     maintenance: Arc<Maintenance>,
     leases: Arc<LeaseKeeper>,
     snapshots: Arc<SnapshotCache>,
+    cache: SharedCache,
     keys: KeyCache,
     budget: Arc<UnflushedBudget>,
 }
@@ -55,7 +56,7 @@ pub(crate) struct Pruned {
 impl RolloutStore {
     pub(super) fn new(
         table: LanceTable,
-        cache: &SharedCache,
+        cache: SharedCache,
         budget: Arc<UnflushedBudget>,
         settings: Arc<RuntimeSettings>,
     ) -> Arc<Self> {
@@ -85,6 +86,7 @@ impl RolloutStore {
             maintenance,
             leases,
             snapshots,
+            cache,
             keys,
             budget,
         })
@@ -171,6 +173,18 @@ impl RolloutStore {
     /// Another process is at it, or storage that cannot be reached.
     pub async fn clean_up(&self, dry_run: bool) -> Result<Vec<Removal>> {
         self.maintenance.clean_up_now(dry_run).await
+    }
+
+    /// The cache this store uses.
+    pub(crate) fn cache(&self) -> &SharedCache {
+        &self.cache
+    }
+
+    /// The base's versions, oldest first.
+    pub(crate) async fn versions(&self) -> Result<Vec<BaseVersion>> {
+        crate::store::versions(&self.table.base())
+            .await
+            .map_err(self.table.context("listing the base's versions"))
     }
 
     #[cfg(test)]

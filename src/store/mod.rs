@@ -10,6 +10,7 @@ mod sequence;
 mod snapshot;
 mod table;
 mod task_lease;
+mod versions;
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
@@ -23,6 +24,7 @@ pub(crate) use scan::{Batches, ScanSpec, conform, scan_dataset, scan_generation}
 pub(crate) use snapshot::{Generation, OwnShard, OwnShards, Snapshot, SnapshotCache};
 pub(crate) use table::{LanceTable, OpenRequest};
 pub(crate) use task_lease::TaskLease;
+pub(crate) use versions::{BaseVersion, versions};
 
 /// The highest stamp of a column of stamps.
 pub(crate) fn highest_stamp(column: &arrow_array::ArrayRef) -> Option<i64> {

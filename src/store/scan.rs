@@ -111,7 +111,7 @@ pub(crate) async fn scan_generation(
         batch_size: None,
         bytes_read: None,
     };
-    let fragments = generation.dataset.fragments().as_ref().clone();
+    let fragments = generation.fragments.clone();
     scan_dataset(&generation.dataset, fragments, masked, &spec).await
 }
 

@@ -15,6 +15,7 @@ use futures::{StreamExt, TryStreamExt};
 use lance::Dataset;
 use lance::dataset::mem_wal::ShardManifestStore;
 use lance_index::mem_wal::ShardManifest;
+use lance_table::format::Fragment;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
@@ -46,6 +47,8 @@ pub(crate) struct Generation {
     /// Bytes its rows had in memory; 0 when not recorded.
     pub(crate) bytes: u64,
     pub(crate) dataset: Arc<Dataset>,
+    /// What is read of it, see [`LanceTable::generation_fragments`].
+    pub(crate) fragments: Vec<Fragment>,
 }
 
 impl Generation {
@@ -196,6 +199,7 @@ impl Building {
                     number,
                     folder,
                     bytes,
+                    fragments: table.generation_fragments(&dataset),
                     dataset,
                 }))
             })

@@ -15,6 +15,7 @@ use lance::dataset::{WriteMode, WriteParams};
 use lance::session::Session;
 use lance_index::mem_wal::MemWalIndexDetails;
 use lance_io::object_store::{ObjectStore, ObjectStoreParams};
+use lance_table::format::Fragment;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use parking_lot::RwLock;
@@ -23,8 +24,10 @@ use uuid::Uuid;
 use super::clock::StampClock;
 use super::location::Location;
 use super::object_store::{install_local_store, probe_put_if_absent};
+use super::versions;
 use crate::error::{Result, RolloutError};
-use crate::schema::{DEFAULTS_METADATA, TableSchema, render_defaults};
+use crate::options::{AtVersion, OnConflict};
+use crate::schema::{DEFAULTS_METADATA, ON_CONFLICT_METADATA, TableSchema, render_defaults};
 
 /// Lance's own memtable limits. Replay refuses entries written under larger ones, so no writer
 /// goes below what the table records, and the table never records less than these.
@@ -46,6 +49,9 @@ pub(crate) struct OpenRequest {
     pub(crate) declared: Option<TableSchema>,
     pub(crate) create: bool,
     pub(crate) read_only: bool,
+    /// The version to open instead of the newest.
+    pub(crate) at: Option<AtVersion>,
+    pub(crate) on_conflict: Option<OnConflict>,
 }
 
 /// An open table.
@@ -61,6 +67,8 @@ pub(crate) struct LanceTable {
     memtable_limits: MemtableLimits,
     clock: StampClock,
     read_only: bool,
+    /// The version it was opened at, which it stays at.
+    pinned: Option<u64>,
 }
 
 /// The memtable limits every writer of the table keeps.
@@ -109,6 +117,9 @@ impl LanceTable {
                 });
             }
         };
+        if let Some(at) = request.at {
+            base = versions::at(base, at, &request.location).await?;
+        }
         let arrow: Schema = base.schema().into();
         let schema = TableSchema::stored_in(&arrow)
             .map_err(|error| RolloutError::invalid(format!("{}: {error}", request.location)))?;
@@ -121,6 +132,7 @@ impl LanceTable {
                 request.location
             )));
         }
+        schema.check_on_conflict(&request.location, request.on_conflict)?;
         let details = initialized(&request, &mut base).await?;
         let object_store = base
             .object_store(None)
@@ -138,6 +150,7 @@ impl LanceTable {
             object_store,
             base_path,
             schema: RwLock::new(Arc::new(schema)),
+            pinned: request.at.map(|_| base.version().version),
             base: RwLock::new(Arc::new(base)),
             memtable_limits: MemtableLimits::recorded_in(&details),
             clock: StampClock::default(),
@@ -178,6 +191,24 @@ impl LanceTable {
         self.read_only
     }
 
+    /// The version the table was opened at, if it was.
+    pub(crate) fn pinned(&self) -> Option<u64> {
+        self.pinned
+    }
+
+    /// Refuses what a table that was opened to be read only does not do.
+    pub(crate) fn check_writable(&self, done: &str) -> Result<()> {
+        let how = match self.pinned {
+            Some(version) => format!("open at version {version}, read-only"),
+            None if self.read_only => "open read-only".to_string(),
+            None => return Ok(()),
+        };
+        Err(RolloutError::Unsupported(format!(
+            "the table at {} is {how}: nothing is {done}",
+            self.location
+        )))
+    }
+
     /// The newest base version this process knows.
     pub(crate) fn base(&self) -> Arc<Dataset> {
         self.base.read().clone()
@@ -198,6 +229,9 @@ impl LanceTable {
     /// Storage that cannot be reached.
     pub(crate) async fn refresh_base(&self) -> Result<Arc<Dataset>> {
         let known = self.base();
+        if self.pinned.is_some() {
+            return Ok(known);
+        }
         let newest = known
             .latest_version_id()
             .boxed()
@@ -231,11 +265,15 @@ impl LanceTable {
             .collect())
     }
 
-    /// The ids of all shards that have left anything on storage.
+    /// The ids of all shards that have left anything on storage. They belong to the newest state: a
+    /// table that is open at a version has none.
     ///
     /// # Errors
     /// Storage that cannot be reached.
     pub(crate) async fn list_shards(&self) -> Result<Vec<Uuid>> {
+        if self.pinned.is_some() {
+            return Ok(Vec::new());
+        }
         self.base()
             .list_mem_wal_latest_shard_ids()
             .await
@@ -282,6 +320,18 @@ impl LanceTable {
             .map_err(self.context(format!("opening generation {folder} of shard {shard}")))
     }
 
+    /// A generation's fragments as this table reads them. Flushing marks the older of two rows of one
+    /// id deleted; where the older one is the one that counts, that mark is not looked at.
+    pub(crate) fn generation_fragments(&self, generation: &Dataset) -> Vec<Fragment> {
+        let mut fragments = generation.fragments().as_ref().clone();
+        if self.schema().on_conflict() == OnConflict::Ignore {
+            for fragment in &mut fragments {
+                fragment.deletion_file = None;
+            }
+        }
+        fragments
+    }
+
     /// How the session and store parameters are given to Lance's writers.
     pub(crate) fn write_params(&self, mode: WriteMode) -> WriteParams {
         WriteParams {
@@ -317,7 +367,8 @@ async fn create(request: &OpenRequest) -> Result<Dataset> {
     if request.read_only || !request.create {
         return Err(RolloutError::invalid(format!(
             "there is no rollouts table at {location}, and this statement may not create one \
-             (options 'rollout.create' and 'rollout.read_only')"
+             (options 'rollout.create', 'rollout.read_only', 'rollout.version' and \
+             'rollout.timestamp')"
         )));
     }
     if let Some(path) = location.local_path() {
@@ -326,7 +377,7 @@ async fn create(request: &OpenRequest) -> Result<Dataset> {
             RolloutError::invalid(format!("LOCATION {location} cannot be written: {error}"))
         })?;
     }
-    let (schema, metadata) = match &request.declared {
+    let (schema, mut metadata) = match &request.declared {
         Some(declared) => (
             declared.clone(),
             HashMap::from([(
@@ -336,6 +387,13 @@ async fn create(request: &OpenRequest) -> Result<Dataset> {
         ),
         None => (TableSchema::rollouts(), HashMap::new()),
     };
+    // What is the default is not written: other programs' tables have no such mark either.
+    if let Some(mode) = request
+        .on_conflict
+        .filter(|mode| *mode != OnConflict::default())
+    {
+        metadata.insert(ON_CONFLICT_METADATA.to_string(), mode.as_str().to_string());
+    }
     let stored = Arc::new(Schema::new_with_metadata(
         schema.stored().fields().clone(),
         metadata,

@@ -8,8 +8,8 @@
 
 mod basics;
 mod bench_smoke;
-mod cli;
 mod bounds;
+mod cli;
 mod common;
 mod dml;
 mod docs;
@@ -32,4 +32,5 @@ mod s3_server;
 mod sharing;
 mod stalled;
 mod upkeep;
+mod versions;
 mod writers;

@@ -1,7 +1,7 @@
 //! The table against a plain model.
 //!
-//! Random sequences of inserts, flushes, merges and reopenings by several processes' worth of
-//! runtimes, and after each the same queries of the table and of a DataFusion `MemTable` that holds
+//! Random sequences of inserts, deletes, updates, flushes, merges and reopenings by several processes'
+//! worth of runtimes, on tables that keep the newest or the first version of an id, and after each the same queries of the table and of a DataFusion `MemTable` that holds
 //! what the model says is visible. `ROLLOUT_MODEL_STEPS` sets how many steps are tried.
 
 use std::collections::BTreeMap;
@@ -33,6 +33,16 @@ enum Step {
         process: usize,
         rows: Vec<(u8, Row)>,
     },
+    Delete {
+        process: usize,
+        condition: usize,
+        argument: i8,
+    },
+    Update {
+        process: usize,
+        condition: usize,
+        argument: i8,
+    },
     Flush(usize),
     Merge(usize),
     Reopen(usize),
@@ -45,6 +55,28 @@ enum Step {
         batch_size: usize,
     },
 }
+
+/// A condition in SQL, with argument `$a`, and what it says of a row.
+type Condition = (&'static str, fn(u8, &Row, i8) -> bool);
+
+/// Conditions of DELETE and UPDATE: for storage, for the engine, for both.
+const CONDITIONS: &[Condition] = &[
+    ("reward = $a", |_, row, a| row.reward == Some(a)),
+    ("NOT (policy_step >= $a)", |_, row, a| {
+        row.policy_step.is_some_and(|step| step < a)
+    }),
+    ("reward IS NULL", |_, row, _| row.reward.is_none()),
+    ("id IN ('r$a', 'r1', 'r2')", |id, _, a| {
+        [1, 2, a as u8].contains(&id)
+    }),
+    (
+        "reward + policy_step > $a AND problem_id <> 'p0'",
+        |_, row, a| {
+            let sum = row.reward.zip(row.policy_step).map(|(r, s)| r + s);
+            row.problem != 0 && sum.is_some_and(|sum| sum > a)
+        },
+    ),
+];
 
 /// Queries over table `$t` with argument `$a`; results are compared as sets of rows.
 const QUERIES: &[&str] = &[
@@ -105,7 +137,18 @@ fn step() -> impl Strategy<Value = Step> {
                 batch_size,
             },
         );
+    let change = || (process(), 0..CONDITIONS.len(), 0..4_i8);
     prop_oneof![
+        1 => change().prop_map(|(process, condition, argument)| Step::Delete {
+            process,
+            condition,
+            argument,
+        }),
+        1 => change().prop_map(|(process, condition, argument)| Step::Update {
+            process,
+            condition,
+            argument,
+        }),
         6 => (process(), rows).prop_map(|(process, rows)| Step::Insert { process, rows }),
         3 => process().prop_map(Step::Flush),
         1 => process().prop_map(Step::Merge),
@@ -122,8 +165,9 @@ struct Version {
     flushed: bool,
 }
 
-#[derive(Default)]
 struct Model {
+    /// Whether the first version of an id counts, not the newest.
+    first_counts: bool,
     versions: Vec<Version>,
 }
 
@@ -134,13 +178,66 @@ impl Model {
         }
     }
 
-    /// What a process sees: per id the newest version among those visible to it.
+    /// What a process sees: per id the version that counts among those visible to it.
     fn visible(&self, process: usize, latest: bool) -> BTreeMap<u8, Row> {
+        let mut rows = BTreeMap::new();
+        for version in &self.versions {
+            if version.flushed || (latest && version.writer == process) {
+                if self.first_counts && rows.contains_key(&version.id) {
+                    continue;
+                }
+                rows.insert(version.id, version.row.clone());
+            }
+        }
+        rows
+    }
+
+    /// Drops flushed versions that do not count: a statement finds them merged away.
+    fn merge(&mut self) {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut versions = std::mem::take(&mut self.versions);
+        if !self.first_counts {
+            versions.reverse();
+        }
+        versions.retain(|version| !version.flushed || seen.insert(version.id));
+        if !self.first_counts {
+            versions.reverse();
+        }
+        self.versions = versions;
+    }
+
+    /// Deletes the flushed rows that meet a condition; versions that are not flushed stay.
+    fn delete(&mut self, (_, meets): Condition, argument: i8) -> usize {
+        self.merge();
+        let before = self.versions.len();
         self.versions
-            .iter()
-            .filter(|version| version.flushed || (latest && version.writer == process))
-            .map(|version| (version.id, version.row.clone()))
-            .collect()
+            .retain(|v| !(v.flushed && meets(v.id, &v.row, argument)));
+        before - self.versions.len()
+    }
+
+    /// Changes the flushed rows that meet a condition. They become the newest versions, or, where
+    /// the first one counts, keep their place.
+    fn update(&mut self, (_, meets): Condition, argument: i8) -> usize {
+        self.merge();
+        let mut newest = Vec::new();
+        let mut rest = Vec::new();
+        let mut changed = 0;
+        for mut version in std::mem::take(&mut self.versions) {
+            if !(version.flushed && meets(version.id, &version.row, argument)) {
+                rest.push(version);
+                continue;
+            }
+            changed += 1;
+            version.row.reward = version.row.reward.map(|reward| reward + 1);
+            version.row.policy_step = Some(argument);
+            match self.first_counts {
+                true => rest.push(version),
+                false => newest.push(version),
+            }
+        }
+        rest.append(&mut newest);
+        self.versions = rest;
+        changed
     }
 
     fn batch(&self, process: usize, latest: bool) -> RecordBatch {
@@ -206,14 +303,27 @@ struct World {
 }
 
 impl World {
-    async fn new(folder: &Path) -> Self {
+    async fn new(folder: &Path, first_counts: bool) -> Self {
+        if first_counts {
+            let maker = Process::new(settings());
+            let place = folder.display();
+            let make = format!(
+                "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{place}' \
+                 OPTIONS ('rollout.on_conflict' 'ignore')"
+            );
+            maker.sql(&make).await;
+            maker.shutdown().await;
+        }
         let mut processes = Vec::new();
         for _ in 0..PROCESSES {
             processes.push(Process::open(folder, settings()).await);
         }
         Self {
             processes,
-            model: Model::default(),
+            model: Model {
+                first_counts,
+                versions: Vec::new(),
+            },
         }
     }
 
@@ -237,6 +347,34 @@ impl World {
                         flushed: false,
                     });
                 }
+            }
+            Step::Delete {
+                process,
+                condition,
+                argument,
+            } => {
+                let condition = CONDITIONS[*condition];
+                let meets = condition.0.replace("$a", &argument.to_string());
+                let statement = format!("DELETE FROM rollouts WHERE {meets}");
+                self.model.flush(*process);
+                let deleted = self.model.delete(condition, *argument);
+                let count = self.processes[*process].number(&statement).await;
+                prop_assert_eq!(count, deleted as i64, "{}", statement);
+            }
+            Step::Update {
+                process,
+                condition,
+                argument,
+            } => {
+                let condition = CONDITIONS[*condition];
+                let meets = condition.0.replace("$a", &argument.to_string());
+                let statement = format!(
+                    "UPDATE rollouts SET reward = reward + 1, policy_step = {argument} WHERE {meets}"
+                );
+                self.model.flush(*process);
+                let changed = self.model.update(condition, *argument);
+                let count = self.processes[*process].number(&statement).await;
+                prop_assert_eq!(count, changed as i64, "{}", statement);
             }
             Step::Flush(process) => {
                 self.processes[*process].flush().await;
@@ -325,11 +463,14 @@ fn model_random_steps_read_like_a_plain_table() {
         .enable_all()
         .build()
         .expect("tokio");
-    let sequences = proptest::collection::vec(step(), STEPS_PER_CASE);
-    let outcome = runner.run(&sequences, |steps| {
+    let sequences = (
+        any::<bool>(),
+        proptest::collection::vec(step(), STEPS_PER_CASE),
+    );
+    let outcome = runner.run(&sequences, |(first_counts, steps)| {
         tokio.block_on(async {
             let folder = tempfile::tempdir().expect("folder");
-            let mut world = World::new(folder.path()).await;
+            let mut world = World::new(folder.path(), first_counts).await;
             for step in &steps {
                 world.take(folder.path(), step).await?;
             }

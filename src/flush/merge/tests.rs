@@ -42,10 +42,14 @@ impl Process {
         Self { ctx, store }
     }
 
-    async fn write(&self, id: &str) {
+    async fn insert(&self, id: &str) {
         let insert = format!("INSERT INTO rollouts (id) VALUES ('{id}')");
         let plan = self.ctx.sql(&insert).await.expect("plans");
         plan.collect().await.expect("inserts");
+    }
+
+    async fn write(&self, id: &str) {
+        self.insert(id).await;
         self.store.flush().await.expect("flushes");
     }
 
@@ -76,6 +80,31 @@ impl Process {
         )
         .await
         .expect("prepares")
+    }
+
+    /// Merges the generations of this process's shards and no others.
+    async fn merge_own(&self) {
+        let own = self.store.insert_path().own_shards();
+        let snapshot = self.snapshot().await;
+        let taken: Vec<_> = snapshot
+            .generations
+            .iter()
+            .filter(|generation| own.contains_key(&generation.shard))
+            .cloned()
+            .collect();
+        let (table, keys) = (self.store.table(), self.store.keys());
+        let prepared = prepare(table, keys, &snapshot.base, &taken).await;
+        assert!(self.commit(&prepared.expect("prepares")).await);
+    }
+
+    /// The rows a query finds, by count and by reading.
+    async fn rows(&self) -> (usize, usize) {
+        let snapshot_age = "SET rollout.snapshot_max_age_ms = 0";
+        self.ctx.sql(snapshot_age).await.expect("sets");
+        let table = || async { self.ctx.table("rollouts").await.expect("table") };
+        let read = table().await.collect().await.expect("reads");
+        let read = read.iter().map(|batch| batch.num_rows()).sum();
+        (table().await.count().await.expect("counts"), read)
     }
 
     async fn commit(&self, prepared: &PreparedMerge) -> bool {
@@ -232,4 +261,41 @@ async fn a_stale_merge_that_reaches_further_is_refused_too() {
     assert!(!b.commit(&both).await);
     b.store.merge().await.expect("works it out again");
     assert_eq!((b.in_base("x").await, b.in_base("y").await), (0, 1));
+}
+
+/// What a reader knows of a generation and a fragment outlives the merge that deletes rows of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_base_row_deleted_since_it_was_found_is_not_counted_out_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (a, b) = (
+        Process::open(folder.path()).await,
+        Process::open(folder.path()).await,
+    );
+    a.insert("other").await;
+    a.write("x").await;
+    a.store.merge().await.expect("merges");
+    b.write("x").await;
+    a.write("x").await;
+    assert_eq!(a.rows().await, (2, 2));
+    // The first fragment's row goes, and the newest version still waits.
+    b.merge_own().await;
+    assert_eq!(a.rows().await, (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_base_row_deleted_since_it_won_lets_nothing_back_in() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (a, b) = (
+        Process::open(folder.path()).await,
+        Process::open(folder.path()).await,
+    );
+    b.insert("x").await;
+    a.insert("other").await;
+    a.write("x").await;
+    a.store.merge().await.expect("merges");
+    b.store.flush().await.expect("flushes");
+    assert_eq!(a.rows().await, (2, 2), "the base has the newer row");
+    a.write("x").await;
+    a.merge_own().await;
+    assert_eq!(a.rows().await, (2, 2), "and now a newer one");
 }

@@ -150,13 +150,10 @@ pub(super) fn truncate(store: &Arc<RolloutStore>) -> DataFusionResult<Arc<dyn Ex
 }
 
 fn refuse_read_only(store: &RolloutStore, verb: &str) -> Result<()> {
-    if store.read_only() {
-        return Err(RolloutError::Unsupported(format!(
-            "{verb}: the table at {} is open read-only: nothing is written",
-            store.location()
-        )));
-    }
-    Ok(())
+    store
+        .table()
+        .check_writable("written")
+        .map_err(|error| RolloutError::Unsupported(format!("{verb}: {error}")))
 }
 
 fn vouched_for<'a>(verb: &str, filters: &'a [Expr]) -> Result<&'a CheckedStatement> {

@@ -28,6 +28,7 @@ use super::statement::CheckedStatement;
 use super::{Change, On, Prepared};
 use crate::error::{Result, RolloutError};
 use crate::flush::{delete_losers, write_fragments};
+use crate::options::OnConflict;
 use crate::schema::{INGESTED_AT, Markers, TableSchema, check_and_align};
 use crate::store::LanceTable;
 use crate::store::masks::{RowSet, row_count};
@@ -259,7 +260,9 @@ impl RowWriter {
         self.stamped(new, old, table, stamp)
     }
 
-    /// The statement's stamp, or just above the replaced row's where that is not lower.
+    /// The statement's stamp, or just above the replaced row's where that is not lower. Where the
+    /// oldest version of an id counts the row keeps its stamp: with a later one, a version inserted
+    /// again in the meantime would be older.
     fn stamped(
         &self,
         new: RecordBatch,
@@ -270,6 +273,11 @@ impl RowWriter {
         let Some(column) = self.schema.stamp_index() else {
             return Ok(new);
         };
+        if self.schema.on_conflict() == OnConflict::Ignore {
+            let mut columns = new.columns().to_vec();
+            columns[column] = old.column(column).clone();
+            return Ok(RecordBatch::try_new(new.schema(), columns)?);
+        }
         let before = old
             .column(column)
             .as_primitive::<TimestampMicrosecondType>();

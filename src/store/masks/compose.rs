@@ -1,21 +1,22 @@
 //! Who wins: a pure function over keys and matches.
 //!
 //! Versions of an id are ordered by stamp, then by rank: the base is oldest, a later generation
-//! newer. Without stamps the rank alone decides. A delete left by another writer stands right after
-//! the version it was written over, so a row stamped later survives it.
+//! newer. Without stamps the rank alone decides. The newest wins, or the oldest in a table that
+//! ignores conflicts. A delete left by another writer stands right after the version it was written
+//! over, so a row stamped later survives it; where the oldest wins, it covers what was there before
+//! it and whatever comes later is a first version again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use lance::Dataset;
 use roaring::RoaringBitmap;
 use uuid::Uuid;
 
 use super::keys::{KeyTable, NO_STAMP};
 use super::probe::BaseMatch;
 use super::{Masks, RowSet};
-use crate::error::{Result, RolloutError};
+use crate::options::OnConflict;
 
 /// A generation's row and its place in the order of versions.
 #[derive(Debug, Clone, Copy)]
@@ -25,16 +26,16 @@ struct Version {
     stamp: i64,
 }
 
-/// The newest version of every id among the generations.
+/// The winning version of every id among the generations.
 ///
 /// Ids are hashed already, so a map from hash to version does; two ids of one hash, which is next
 /// to impossible but not quite, go to the next free number.
-struct Newest<'a> {
+struct Winners<'a> {
     keys: &'a [Arc<KeyTable>],
     versions: HashMap<u64, Version, BuildHasherDefault<HashItself>>,
 }
 
-impl<'a> Newest<'a> {
+impl<'a> Winners<'a> {
     fn new(keys: &'a [Arc<KeyTable>]) -> Self {
         let rows = keys.iter().map(|table| table.len()).sum();
         Self {
@@ -81,35 +82,38 @@ impl Hasher for HashItself {
     }
 }
 
-/// The outcome, before deleted base rows are looked at.
-#[derive(Debug)]
-pub(super) struct Composed {
-    base: RowSet,
-    /// Per generation, positions in its key table that lost.
-    losers: Vec<RoaringBitmap>,
-    /// Base rows that won over a generation's row, and that row, which comes back if the base row
-    /// turns out to be deleted.
-    base_winners: Vec<(u64, usize, u32)>,
-}
-
-/// Compares all versions of all ids. `shards` are the generations' shards, in rank order.
+/// Compares all versions of all ids. `shards` are the generations' shards, in rank order; `matches`
+/// are rows that the base holds.
 pub(super) fn compose(
+    order: OnConflict,
     shards: &[Uuid],
     keys: &[Arc<KeyTable>],
     matches: &[Vec<BaseMatch>],
-) -> Composed {
+) -> Masks {
     let mut losers = vec![RoaringBitmap::new(); keys.len()];
-    let mut newest = Newest::new(keys);
+    let mut winners = Winners::new(keys);
+    // Ids whose rows in the base another writer deleted, where the oldest version wins.
+    let mut covered: HashSet<u64> = HashSet::new();
     for (generation, table) in keys.iter().enumerate() {
         for key in 0..table.len() as u32 {
             let hash = table.hashes[key as usize];
             let id = table.ids.value(key as usize);
-            let (slot, known) = newest.slot(hash, id);
+            let (slot, mut known) = winners.slot(hash, id);
             let mut stamp = table.stamps[key as usize];
-            if table.tombstones.contains(key) {
+            let deletes = table.tombstones.contains(key);
+            let same_shard = |known: &&Version| shards[known.generation] == shards[generation];
+            if deletes && order == OnConflict::Ignore {
+                covered.insert(slot);
+                // Any version that comes after it takes its place.
+                stamp = i64::MAX;
+                if let Some(before) = known.as_ref().filter(same_shard) {
+                    losers[before.generation].insert(before.key);
+                    known = None;
+                }
+            } else if deletes {
                 let below = known
                     .as_ref()
-                    .filter(|known| shards[known.generation] == shards[generation])
+                    .filter(same_shard)
                     .map_or(NO_STAMP, |known| known.stamp);
                 let in_base = matches[generation]
                     .iter()
@@ -126,11 +130,11 @@ pub(super) fn compose(
             };
             match known {
                 None => {
-                    newest.versions.insert(slot, version);
+                    winners.versions.insert(slot, version);
                 }
-                Some(known) if version.stamp >= known.stamp => {
+                Some(known) if order.replaces(version.stamp, known.stamp) => {
                     losers[known.generation].insert(known.key);
-                    newest.versions.insert(slot, version);
+                    winners.versions.insert(slot, version);
                 }
                 Some(_) => {
                     losers[generation].insert(key);
@@ -139,84 +143,41 @@ pub(super) fn compose(
         }
     }
     let mut base: RowSet = BTreeMap::new();
-    let mut base_winners = Vec::new();
     for (generation, found) in matches.iter().enumerate() {
         for row in found {
             let hash = keys[generation].hashes[row.key as usize];
             let id = keys[generation].ids.value(row.key as usize);
-            let (_, Some(newest)) = newest.slot(hash, id) else {
+            let (slot, Some(winner)) = winners.slot(hash, id) else {
                 continue;
             };
-            if newest.stamp >= row.stamp {
+            if covered.contains(&slot) || order.replaces(winner.stamp, row.stamp) {
                 base.entry((row.address >> 32) as u32)
                     .or_default()
                     .insert(row.address as u32);
-            } else if losers[newest.generation].insert(newest.key) {
-                base_winners.push((row.address, newest.generation, newest.key));
+            } else {
+                losers[winner.generation].insert(winner.key);
             }
         }
     }
-    Composed {
+    Masks {
         base,
-        losers,
-        base_winners,
+        sources: keys.iter().zip(losers).map(masked_rows).collect(),
+        source_rows: keys.iter().map(|table| table.len() as u64).collect(),
+        keys: keys.to_vec(),
     }
 }
 
-/// A base row that was deleted since it was found supersedes nothing.
-pub(super) async fn spare_deleted_winners(
-    base: &Arc<Dataset>,
-    composed: &mut Composed,
-) -> Result<()> {
-    let mut by_fragment: BTreeMap<u32, Vec<(u32, usize, u32)>> = BTreeMap::new();
-    for (address, generation, key) in &composed.base_winners {
-        by_fragment
-            .entry((address >> 32) as u32)
+/// Losing positions become addresses; deletes are masked, winners or not.
+fn masked_rows((table, mut losers): (&Arc<KeyTable>, RoaringBitmap)) -> RowSet {
+    losers |= &table.tombstones;
+    let mut rows: RowSet = BTreeMap::new();
+    for position in losers {
+        let address = table.addresses[position as usize];
+        rows.entry((address >> 32) as u32)
             .or_default()
-            .push((*address as u32, *generation, *key));
+            .insert(address as u32);
     }
-    for (fragment, winners) in by_fragment {
-        let Some(fragment) = base.get_fragment(fragment as usize) else {
-            continue;
-        };
-        let deleted = fragment
-            .get_deletion_vector()
-            .await
-            .map_err(RolloutError::storage(
-                "reading a deletion vector of the base",
-            ))?;
-        let Some(deleted) = deleted else { continue };
-        for (offset, generation, key) in winners {
-            if deleted.contains(offset) {
-                composed.losers[generation].remove(key);
-            }
-        }
-    }
-    Ok(())
-}
-
-impl Composed {
-    /// The masks: losing positions become addresses; deletes are masked, winners or not.
-    pub(super) fn into_masks(self, keys: &[Arc<KeyTable>]) -> Masks {
-        let mut sources = Vec::with_capacity(keys.len());
-        for (table, mut losers) in keys.iter().zip(self.losers) {
-            losers |= &table.tombstones;
-            let mut rows: RowSet = BTreeMap::new();
-            for position in losers {
-                let address = table.addresses[position as usize];
-                rows.entry((address >> 32) as u32)
-                    .or_default()
-                    .insert(address as u32);
-            }
-            sources.push(rows);
-        }
-        Masks {
-            base: self.base,
-            sources,
-            source_rows: keys.iter().map(|table| table.len() as u64).collect(),
-            keys: keys.to_vec(),
-        }
-    }
+    rows
 }
 
 #[cfg(test)]
@@ -260,7 +221,7 @@ mod tests {
             vec![base_row(0, 10, 6), base_row(1, 11, 20)],
             vec![base_row(0, 10, 6), base_row(1, 11, 20)],
         ];
-        let masks = compose(&shards, &keys, &matches).into_masks(&keys);
+        let masks = compose(OnConflict::Update, &shards, &keys, &matches);
         // a: the second generation (7) beats base (6) and the first (5).
         // b: the base (20) beats both.
         assert_eq!(masked(&masks.base), [10]);
@@ -274,7 +235,7 @@ mod tests {
         for stamp in [NO_STAMP, 4] {
             let keys = [table(&[("a", stamp)], &[]), table(&[("a", stamp)], &[])];
             let matches = vec![vec![base_row(0, 3, stamp)], vec![base_row(0, 3, stamp)]];
-            let masks = compose(&shards, &keys, &matches).into_masks(&keys);
+            let masks = compose(OnConflict::Update, &shards, &keys, &matches);
             assert_eq!(masked(&masks.base), [3]);
             assert_eq!(masked(&masks.sources[0]), [0]);
             assert!(masked(&masks.sources[1]).is_empty());
@@ -286,16 +247,60 @@ mod tests {
         let same = [Uuid::from_u128(1), Uuid::from_u128(1)];
         let keys = [table(&[("a", 5)], &[]), table(&[("a", NO_STAMP)], &[0])];
         let none = vec![Vec::new(), Vec::new()];
-        let masks = compose(&same, &keys, &none).into_masks(&keys);
+        let masks = compose(OnConflict::Update, &same, &keys, &none);
         assert_eq!(masked(&masks.sources[0]), [0]);
         assert_eq!(masked(&masks.sources[1]), [0]);
         // Another shard's row is not the version it was written over.
         let other = [Uuid::from_u128(1), Uuid::from_u128(2)];
-        let masks = compose(&other, &keys, &none).into_masks(&keys);
+        let masks = compose(OnConflict::Update, &other, &keys, &none);
         assert!(masked(&masks.sources[0]).is_empty());
         // A base row is.
         let keys = [table(&[("a", NO_STAMP)], &[0])];
-        let masks = compose(&same[..1], &keys, &[vec![base_row(0, 8, 3)]]).into_masks(&keys);
+        let masks = compose(
+            OnConflict::Update,
+            &same[..1],
+            &keys,
+            &[vec![base_row(0, 8, 3)]],
+        );
         assert_eq!(masked(&masks.base), [8]);
+    }
+
+    #[test]
+    fn the_older_stamp_wins_where_conflicts_are_ignored() {
+        let shards = [Uuid::from_u128(1), Uuid::from_u128(2)];
+        let keys = [
+            table(&[("a", 5), ("b", 9), ("a", 6), ("c", 3)], &[]),
+            table(&[("a", 7), ("b", 2), ("c", 3)], &[]),
+        ];
+        let matches = vec![
+            vec![base_row(0, 10, 6), base_row(1, 11, 1), base_row(2, 10, 6)],
+            vec![base_row(0, 10, 6), base_row(1, 11, 1)],
+        ];
+        let masks = compose(OnConflict::Ignore, &shards, &keys, &matches);
+        // a: the first generation's first row (5) came before the base's (6). b: the base (1) was
+        // first. c: a tie goes to the earlier source.
+        assert_eq!(masked(&masks.base), [10]);
+        assert_eq!(masked(&masks.sources[0]), [1, 2]);
+        assert_eq!(masked(&masks.sources[1]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_comes_after_a_delete_is_a_first_version() {
+        let same = [Uuid::from_u128(1), Uuid::from_u128(1)];
+        // Row, delete, row; then a retry.
+        let keys = [
+            table(&[("a", 5), ("a", NO_STAMP), ("a", 8)], &[1]),
+            table(&[("a", 9)], &[]),
+        ];
+        let base = vec![base_row(0, 3, 1), base_row(1, 3, 1), base_row(2, 3, 1)];
+        let masks = compose(
+            OnConflict::Ignore,
+            &same,
+            &keys,
+            &[base, vec![base_row(0, 3, 1)]],
+        );
+        assert_eq!(masked(&masks.base), [3]);
+        assert_eq!(masked(&masks.sources[0]), [0, 1]);
+        assert_eq!(masked(&masks.sources[1]), [0]);
     }
 }

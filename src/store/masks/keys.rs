@@ -10,7 +10,6 @@ use arrow_array::{Array, ArrayRef, RecordBatch, StringArray};
 use arrow_schema::DataType;
 use datafusion::common::hash_utils::{RandomState, create_hashes};
 use futures::{StreamExt, TryStreamExt};
-use lance::Dataset;
 use lance::dataset::mem_wal::TOMBSTONE;
 use lance_core::cache::{CacheKey, LanceCache};
 use lance_core::deepsize::{Context, DeepSizeOf};
@@ -21,7 +20,7 @@ use super::probe::BaseMatches;
 use super::{KeySource, SourceRows};
 use crate::error::Result;
 use crate::schema::TableSchema;
-use crate::store::LanceTable;
+use crate::store::{Generation, LanceTable};
 
 /// Generations read side by side.
 const CONCURRENCY: usize = 8;
@@ -75,12 +74,13 @@ pub(crate) fn as_ids(column: &ArrayRef) -> Result<StringArray> {
     Ok(cast(column, &DataType::Utf8)?.as_string::<i32>().clone())
 }
 
-/// Reads the keys of a dataset's live rows.
+/// Reads the keys of a generation's rows.
 async fn read_keys(
     table: &LanceTable,
     schema: &TableSchema,
-    dataset: &Arc<Dataset>,
+    generation: &Generation,
 ) -> Result<KeyTable> {
+    let dataset = &generation.dataset;
     let mut columns = vec![schema.key_name()];
     if let Some(stamp) = schema.stamp_index() {
         let name = schema.sql().field(stamp).name();
@@ -96,6 +96,7 @@ async fn read_keys(
     let context = || table.context("reading ids");
     scanner.project(&columns).map_err(context())?;
     scanner.with_row_address();
+    scanner.with_fragments(generation.fragments.clone());
     let batches: Vec<_> = scanner
         .try_into_stream()
         .await
@@ -211,9 +212,7 @@ impl KeyCache {
         }
         let schema = table.schema();
         let keys = match &source.rows {
-            SourceRows::Generation(generation) => {
-                read_keys(table, &schema, &generation.dataset).await?
-            }
+            SourceRows::Generation(generation) => read_keys(table, &schema, generation).await?,
             SourceRows::Memtable(batches) => keys_of(&schema, batches)?,
         };
         if let Some(highest) = keys.highest_stamp() {

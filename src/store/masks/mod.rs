@@ -1,7 +1,7 @@
 //! Supersession masks: for each id, the one row that counts.
 //!
-//! Two sources that hold the same id are compared by stamp; the loser is masked on its own side, so
-//! a base row can win over a generation's. A mask is a set of row addresses: a scan that is given
+//! Two sources that hold the same id are compared by stamp (see [`OnConflict`] for which one wins);
+//! the loser is masked on its own side, so a base row can win over a generation's. A mask is a set of row addresses: a scan that is given
 //! it needs no id column, and where nothing is superseded a scan is a plain one.
 //!
 //! ```text
@@ -121,9 +121,8 @@ impl Masks {
         let keys = keys::load_all(table, cache, sources).await?;
         let matches = probe::base_matches(table, cache, base, sources, &keys).await?;
         let shards: Vec<_> = sources.iter().map(|source| source.shard).collect();
-        let mut masks = compose::compose(&shards, &keys, &matches);
-        compose::spare_deleted_winners(base, &mut masks).await?;
-        Ok(masks.into_masks(&keys))
+        let order = table.schema().on_conflict();
+        Ok(compose::compose(order, &shards, &keys, &matches))
     }
 
     /// Rows of the base that count.

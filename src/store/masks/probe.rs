@@ -15,6 +15,7 @@ use datafusion::scalar::ScalarValue;
 use futures::TryStreamExt;
 use lance::Dataset;
 use lance_core::deepsize::{Context, DeepSizeOf};
+use lance_core::utils::deletion::DeletionVector;
 use lance_table::format::Fragment;
 
 use super::KeySource;
@@ -62,10 +63,21 @@ pub(super) async fn base_matches(
     let mut unprobed: Vec<(Fragment, Vec<usize>)> = Vec::new();
     for fragment in base.fragments().iter() {
         let mut missing = Vec::new();
+        let mut known = Vec::new();
         for (i, source) in sources.iter().enumerate() {
             match cache.matches(&pair_key(source, fragment)).await {
-                Some(matches) => found[i].extend_from_slice(&matches.0),
+                Some(matches) if matches.0.is_empty() => {}
+                Some(matches) => known.push((i, matches)),
                 None => missing.push(i),
+            }
+        }
+        if !known.is_empty() {
+            // A row that was deleted since it was found supersedes nothing, and is no longer counted.
+            let deleted = deleted_rows(table, base, fragment).await?;
+            let is_deleted = |row: u32| deleted.as_ref().is_some_and(|rows| rows.contains(row));
+            for (i, matches) in known {
+                let live = |found: &&BaseMatch| !is_deleted(found.address as u32);
+                found[i].extend(matches.0.iter().filter(live));
             }
         }
         if !missing.is_empty() {
@@ -87,6 +99,21 @@ pub(super) async fn base_matches(
         }
     }
     Ok(found)
+}
+
+/// The rows of a fragment that this version of the base no longer holds.
+async fn deleted_rows(
+    table: &LanceTable,
+    base: &Arc<Dataset>,
+    fragment: &Fragment,
+) -> Result<Option<Arc<DeletionVector>>> {
+    let Some(fragment) = base.get_fragment(fragment.id as usize) else {
+        return Ok(None);
+    };
+    fragment
+        .get_deletion_vector()
+        .await
+        .map_err(table.context("reading a deletion vector of the base"))
 }
 
 /// Sources and data files never change under their names, so a pair of them is probed once.

@@ -74,6 +74,8 @@ pub(super) fn for_storage(expr: &Expr, schema: &Schema) -> Option<Expr> {
         Expr::IsNotTrue(tested) => Expr::IsNotTrue(inner(tested)?),
         Expr::IsNotFalse(tested) => Expr::IsNotFalse(inner(tested)?),
         Expr::Column(_) if column_type(expr, schema) == Some(&DataType::Boolean) => expr.clone(),
+        // What the optimizer folded after the filter was taken.
+        Expr::Literal(ScalarValue::Boolean(_) | ScalarValue::Null, _) => expr.clone(),
         Expr::Between(between) => {
             let bound = |op, bound: &Expr| match bound {
                 Expr::Literal(value, _) => comparison(&between.expr, op, value, schema),
@@ -312,6 +314,8 @@ mod tests {
                 true,
             ),
             (col("include_in_training"), true),
+            (Expr::Literal(ScalarValue::Boolean(None), None), true),
+            (col("policy_step").eq(lit(1_i64)).and(lit(false)), true),
             (Expr::Not(Box::new(col("include_in_training"))), true),
             (col("role").eq(lit("assistant")), false),
             (col("role").eq(role("assistant")), true),

@@ -3,6 +3,7 @@
 mod dml;
 mod factory;
 mod filter;
+mod leaves;
 mod partition;
 mod scan;
 mod table;

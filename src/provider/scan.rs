@@ -23,6 +23,7 @@ use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{
     BaselineMetrics, ExecutionPlanMetricsSet, MetricBuilder, MetricsSet, RecordOutput,
 };
+use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
@@ -31,6 +32,7 @@ use futures::{StreamExt, TryStreamExt};
 use lance_table::format::Fragment;
 use uuid::Uuid;
 
+use super::leaves;
 use super::partition::{WorkUnit, spread};
 use crate::runtime::{Pruned, ReadView};
 use crate::store::masks::{RowSet, row_count};
@@ -152,6 +154,27 @@ impl RolloutScanExec {
         })
     }
 
+    /// The same scan of fewer leaves.
+    fn with_columns(&self, columns: SchemaRef) -> Self {
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(columns.clone()),
+            self.properties.output_partitioning().clone(),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Self {
+            recipe: Arc::new(ScanRecipe {
+                columns,
+                ..self.recipe.as_ref().clone()
+            }),
+            view: self.view.clone(),
+            table_schema: self.table_schema.clone(),
+            rows: self.rows,
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+        }
+    }
+
     /// The filter for rows in memory, over the table's columns.
     fn memtable_filter(&self) -> DataFusionResult<Option<Arc<dyn PhysicalExpr>>> {
         let Some(filter) = conjunction(self.recipe.filters.clone()) else {
@@ -180,12 +203,7 @@ fn unqualified(expr: Expr) -> DataFusionResult<Expr> {
 impl DisplayAs for RolloutScanExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let recipe = &self.recipe;
-        let names: Vec<_> = recipe
-            .columns
-            .fields()
-            .iter()
-            .map(|c| c.name().as_str())
-            .collect();
+        let names = leaves::names(&recipe.columns, &self.table_schema);
         let filters: Vec<_> = recipe.filters.iter().map(ToString::to_string).collect();
         let lines = t == DisplayFormatType::TreeRender;
         let separator = if lines { "\n" } else { ", " };
@@ -241,6 +259,19 @@ impl ExecutionPlan for RolloutScanExec {
 
     fn metrics(&self) -> Option<MetricsSet> {
         Some(self.metrics.clone_inner())
+    }
+
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> DataFusionResult<Option<Arc<dyn ExecutionPlan>>> {
+        let used = projection.expr().iter().map(|used| &used.expr);
+        let Some(columns) = leaves::narrowed(&self.recipe.columns, used) else {
+            return Ok(None);
+        };
+        let scan = Arc::new(self.with_columns(columns));
+        let above = ProjectionExec::try_new(projection.expr().to_vec(), scan)?;
+        Ok(Some(Arc::new(above)))
     }
 
     fn partition_statistics(&self, partition: Option<usize>) -> DataFusionResult<Arc<Statistics>> {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use arrow::compute::cast;
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StructArray, new_null_array};
 use arrow_schema::{DataType, Schema, SchemaRef};
 use datafusion::common::Column;
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -11,10 +12,11 @@ use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::metrics::Count;
 use datafusion::scalar::ScalarValue;
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use lance::Dataset;
-use lance::dataset::scanner::{ExecutionSummaryCounts, MaterializationStyle};
+use lance::dataset::scanner::{ExecutionSummaryCounts, MaterializationStyle, Scanner};
 use lance_core::ROW_ADDR;
+use lance_core::datatypes::Field as LanceField;
 use lance_table::format::Fragment;
 
 use super::Generation;
@@ -51,16 +53,11 @@ pub(crate) async fn scan_dataset(
 ) -> Result<Batches> {
     let context = || RolloutError::storage(format!("reading {}", dataset.uri()));
     let mut scanner = dataset.scan();
-    let names: Vec<&str> = spec
-        .columns
-        .fields()
-        .iter()
-        .map(|field| field.name().as_str())
-        .filter(|name| dataset.schema().field(name).is_some())
-        .collect();
-    scanner.project(&names).map_err(context())?;
+    let fields = asked_for(dataset, &spec.columns);
+    let none = fields.is_empty();
+    project(&mut scanner, dataset, fields).map_err(context())?;
     let addressed = spec.columns.column_with_name(ROW_ADDR).is_some();
-    if addressed || names.is_empty() {
+    if addressed || none {
         // Without columns rows are counted by their addresses, which cost no reading.
         scanner.with_row_address();
     }
@@ -88,7 +85,7 @@ pub(crate) async fn scan_dataset(
     }
     let columns = spec.columns.clone();
     let uri = dataset.uri().to_string();
-    let batches = scanner.try_into_stream().await.map_err(context())?;
+    let batches = scanner.try_into_stream().boxed().await.map_err(context())?;
     Ok(batches
         .map_err(move |error| RolloutError::storage(format!("reading {uri}"))(error))
         .and_then(move |batch| futures::future::ready(conform(&batch, &columns)))
@@ -113,6 +110,41 @@ pub(crate) async fn scan_generation(
     };
     let fragments = generation.fragments.clone();
     scan_dataset(&generation.dataset, fragments, masked, &spec).await
+}
+
+/// The dataset's fields that are asked for, structs narrowed to the leaves that are.
+fn asked_for(dataset: &Dataset, columns: &Schema) -> Vec<LanceField> {
+    let known = columns.fields().iter().filter_map(|column| {
+        let field = dataset.schema().field(column.name())?;
+        Some(narrowed_to(field, column.data_type()))
+    });
+    known.collect()
+}
+
+fn narrowed_to(field: &LanceField, data_type: &DataType) -> LanceField {
+    let mut narrow = field.clone();
+    if let DataType::Struct(kept) = data_type {
+        let kept_as = |name: &str| kept.iter().find(|kept| kept.name() == name);
+        narrow.children = field
+            .children
+            .iter()
+            .filter_map(|child| Some(narrowed_to(child, kept_as(&child.name)?.data_type())))
+            .collect();
+    }
+    narrow
+}
+
+fn project(scanner: &mut Scanner, dataset: &Dataset, fields: Vec<LanceField>) -> lance::Result<()> {
+    let whole = |field: &LanceField| dataset.schema().field_by_id(field.id) == Some(field);
+    if fields.iter().all(whole) {
+        let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+        scanner.project(&names)?;
+    } else {
+        let mut narrowed = dataset.schema().clone();
+        narrowed.fields = fields;
+        scanner.project_with_schema(&narrowed)?;
+    }
+    Ok(())
 }
 
 /// Columns worth reading only for the rows that pass a filter: texts, payloads and lists that the
@@ -147,7 +179,7 @@ pub(crate) fn conform(batch: &RecordBatch, columns: &SchemaRef) -> Result<Record
         .iter()
         .map(|field| match batch.column_by_name(field.name()) {
             Some(array) if array.data_type() == field.data_type() => Ok(array.clone()),
-            Some(array) => Ok(cast(array, field.data_type())?),
+            Some(array) => Ok(cast(&narrow(array, field.data_type())?, field.data_type())?),
             None => Ok(new_null_array(field.data_type(), rows)),
         })
         .collect::<Result<_>>()?;
@@ -157,6 +189,29 @@ pub(crate) fn conform(batch: &RecordBatch, columns: &SchemaRef) -> Result<Record
         arrays,
         &options,
     )?)
+}
+
+/// A struct without the children that are not asked for.
+fn narrow(array: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
+    let (DataType::Struct(kept), Some(whole)) = (data_type, array.as_struct_opt()) else {
+        return Ok(array.clone());
+    };
+    if kept.len() == whole.num_columns() {
+        return Ok(array.clone());
+    }
+    let children = kept
+        .iter()
+        .map(|field| match whole.column_by_name(field.name()) {
+            Some(child) => Ok(cast(&narrow(child, field.data_type())?, field.data_type())?),
+            None => Ok(new_null_array(field.data_type(), whole.len())),
+        })
+        .collect::<Result<_>>()?;
+    let nulls = whole.nulls().cloned();
+    Ok(Arc::new(StructArray::try_new(
+        kept.clone(),
+        children,
+        nulls,
+    )?))
 }
 
 /// The filter as this dataset can evaluate it: a column it does not have yet is NULL.

@@ -6,6 +6,7 @@
 //! what Lance holds: the same fields, the key carrying Lance's primary-key mark.
 
 mod batch;
+mod column_type;
 mod defaults;
 mod dictionary;
 
@@ -15,7 +16,8 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use datafusion::logical_expr::Expr;
 
-pub(crate) use batch::{check_and_align, with_stamps};
+pub(crate) use batch::{check_and_align, lacks_only_new_columns, with_stamps};
+pub(crate) use column_type::parse_type;
 pub(crate) use defaults::{Markers, default_udfs, parse_stored_defaults, render_defaults};
 pub(crate) use dictionary::{DictionaryValues, small_dictionary_columns};
 

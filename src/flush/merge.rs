@@ -27,7 +27,7 @@ use lance_table::format::key_existence::{FilterType, KeyExistenceFilter, KeyValu
 use uuid::Uuid;
 
 use crate::error::{Result, RolloutError};
-use crate::schema::{DictionaryValues, small_dictionary_columns};
+use crate::schema::{DictionaryValues, TableSchema, small_dictionary_columns};
 use crate::store::masks::{KeyCache, KeySource, Masks, RowSet};
 use crate::store::{Generation, LanceTable, OwnShards, scan_generation};
 
@@ -77,15 +77,19 @@ pub(crate) async fn prepare(
     base: &Arc<Dataset>,
     generations: &[Arc<Generation>],
 ) -> Result<PreparedMerge> {
+    // Those of the version the commit is made on: one that lacks a column meets the commit that
+    // added it, and is refused.
+    let schema = table.schema_of(base)?;
     let sources: Vec<_> = generations.iter().map(KeySource::generation).collect();
     let masks = Masks::build(table, cache, base, &sources).await?;
     let rows_written: u64 = (0..sources.len()).map(|i| masks.live_rows(i)).sum();
     let rows_replaced = crate::store::masks::row_count(&masks.base);
     let mut new_fragments = Vec::new();
-    for group in files(table, generations).await? {
+    for group in files(&schema, generations).await? {
         let sources: Vec<_> = group.filter(|i| masks.live_rows(*i) > 0).collect();
         if !sources.is_empty() {
-            new_fragments.extend(write_winners(table, base, generations, &masks, &sources).await?);
+            new_fragments
+                .extend(write_winners(table, &schema, base, generations, &masks, &sources).await?);
         }
     }
     let (updated_fragments, removed_fragment_ids) = delete_losers(table, base, &masks.base).await?;
@@ -94,7 +98,6 @@ pub(crate) async fn prepare(
         let last = progress.entry(generation.shard).or_default();
         *last = generation.number.max(*last);
     }
-    let schema = table.schema();
     let key_field = base
         .schema()
         .field(schema.key_name())
@@ -215,10 +218,10 @@ pub(super) async fn forget_in(
 
 /// Which generations go into one file: as many as their dictionary columns allow.
 async fn files(
-    table: &LanceTable,
+    schema: &TableSchema,
     generations: &[Arc<Generation>],
 ) -> Result<Vec<std::ops::Range<usize>>> {
-    let columns = small_dictionary_columns(table.schema().stored())?;
+    let columns = small_dictionary_columns(schema.stored())?;
     let mut files = Vec::new();
     let mut from = 0;
     let mut values = DictionaryValues::default();
@@ -246,12 +249,12 @@ async fn files(
 /// Writes the winning rows of some generations as fragments no version names yet.
 async fn write_winners(
     table: &LanceTable,
+    schema: &TableSchema,
     base: &Arc<Dataset>,
     generations: &[Arc<Generation>],
     masks: &Masks,
     sources: &[usize],
 ) -> Result<Vec<Fragment>> {
-    let schema = table.schema();
     let streams: Vec<_> = sources
         .iter()
         .map(|i| (generations[*i].clone(), masks.sources[*i].clone()))

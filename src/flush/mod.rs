@@ -150,12 +150,16 @@ impl Maintenance {
         })
     }
 
-    /// Starts the loops. A read-only store has none.
+    /// Starts the loops. A read-only store looks at its columns and has no other.
     pub(crate) fn start(self: &Arc<Self>) {
-        if self.table.read_only() {
+        if self.table.pinned().is_some() {
             return;
         }
         let mut tasks = self.tasks.lock();
+        tasks.push(SpawnedTask::spawn(self.clone().columns_loop()));
+        if self.table.read_only() {
+            return;
+        }
         tasks.push(SpawnedTask::spawn(self.clone().flush_loop()));
         tasks.push(SpawnedTask::spawn(self.clone().merge_loop()));
         tasks.push(SpawnedTask::spawn(self.clone().lease_loop()));
@@ -397,6 +401,20 @@ impl Maintenance {
             self.merge_now().await?;
         }
         Ok(())
+    }
+
+    /// Looks for columns that another process added. Every look at the base would find them; where
+    /// nobody reads there is none.
+    async fn columns_loop(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(self.leases.ttl() / 2) => {}
+            }
+            if let Err(error) = self.table.refresh_base().await {
+                tracing::debug!(table = %self.table.location(), %error, "looking for new columns");
+            }
+        }
     }
 
     async fn lease_loop(self: Arc<Self>) {

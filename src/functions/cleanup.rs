@@ -41,16 +41,16 @@ impl Report for CleanUp {
         runtime: &RolloutRuntime,
         store: Option<&Arc<RolloutStore>>,
     ) -> Result<RecordBatch> {
-        self.run_as(None, runtime, store).await
+        self.run_with(&[], runtime, store).await
     }
 
-    async fn run_as(
+    async fn run_with(
         &self,
-        mode: Option<&'static str>,
+        more: &[String],
         _runtime: &RolloutRuntime,
         store: Option<&Arc<RolloutStore>>,
     ) -> Result<RecordBatch> {
-        let removals = required(store)?.clean_up(mode == Some(DRY_RUN)).await?;
+        let removals = required(store)?.clean_up(more == [DRY_RUN]).await?;
         let ages = removals.iter().map(|r| r.age.map(|age| age.as_secs_f64()));
         Ok(RecordBatch::try_new(
             self.schema(),

@@ -38,20 +38,42 @@ impl ReportFunction {
         Self { report, runtime }
     }
 
-    /// The table a call names, and the mode it asks for.
-    fn arguments(&self, exprs: &[Expr]) -> Result<(Option<String>, Option<&'static str>)> {
+    /// The table a call names, and what it says besides.
+    fn arguments(&self, exprs: &[Expr]) -> Result<(Option<String>, Vec<String>)> {
         let name = self.report.name();
         let modes = self.report.modes();
+        let texts = self.report.texts();
+        let nothing = Vec::new();
+        if !texts.is_empty() {
+            return match exprs {
+                [table, more @ ..] if more.len() == texts.len() => {
+                    let more = more.iter().zip(texts).map(|(expr, text_name)| {
+                        text(expr).map(str::to_string).ok_or_else(|| {
+                            RolloutError::invalid(format!(
+                                "{name} takes the {text_name} as text, not {expr}"
+                            ))
+                        })
+                    });
+                    let more = more.collect::<Result<_>>()?;
+                    Ok((Some(self.table_argument(table)?), more))
+                }
+                _ => Err(RolloutError::invalid(format!(
+                    "{name} takes the name of a table, then {}: {name}('rollouts', '{}')",
+                    texts.join(" and "),
+                    texts.join("', '")
+                ))),
+            };
+        }
         match (self.report.takes_table(), exprs) {
-            (false, []) => Ok((None, None)),
-            (true, []) if self.report.table_is_optional() => Ok((None, None)),
+            (false, []) => Ok((None, nothing)),
+            (true, []) if self.report.table_is_optional() => Ok((None, nothing)),
             (false, _) => Err(RolloutError::invalid(format!("{name}() takes no argument"))),
-            (true, [table]) => Ok((Some(self.table_argument(table)?), None)),
+            (true, [table]) => Ok((Some(self.table_argument(table)?), nothing)),
             (true, [table, mode]) if !modes.is_empty() => {
                 let table = self.table_argument(table)?;
                 let given = text(mode);
                 match modes.iter().find(|known| given == Some(**known)) {
-                    Some(known) => Ok((Some(table), Some(known))),
+                    Some(known) => Ok((Some(table), vec![known.to_string()])),
                     None => Err(RolloutError::invalid(format!(
                         "{name} takes '{}' as its second argument, not {mode}",
                         modes.join("' or '")
@@ -92,7 +114,7 @@ fn text(expr: &Expr) -> Option<&str> {
 
 impl TableFunctionImpl for ReportFunction {
     fn call_with_args(&self, args: TableFunctionArgs) -> DataFusionResult<Arc<dyn TableProvider>> {
-        let (table, mode) = self.arguments(args.exprs())?;
+        let (table, more) = self.arguments(args.exprs())?;
         let target = match table {
             None => None,
             Some(table) => Some(Target::resolve(&table, args.session())?),
@@ -101,7 +123,7 @@ impl TableFunctionImpl for ReportFunction {
             report: self.report.clone(),
             runtime: self.runtime.clone(),
             target,
-            mode,
+            more,
         }))
     }
 }
@@ -164,7 +186,7 @@ struct ReportTable {
     report: Arc<dyn Report>,
     runtime: RolloutRuntime,
     target: Option<Target>,
-    mode: Option<&'static str>,
+    more: Vec<String>,
 }
 
 #[async_trait]
@@ -198,7 +220,7 @@ impl TableProvider for ReportTable {
             report: self.report.clone(),
             runtime: self.runtime.clone(),
             target: self.target.clone(),
-            mode: self.mode,
+            more: self.more.clone(),
             projection: projection.cloned(),
             properties: Arc::new(properties),
         }))
@@ -211,7 +233,7 @@ struct ReportExec {
     report: Arc<dyn Report>,
     runtime: RolloutRuntime,
     target: Option<Target>,
-    mode: Option<&'static str>,
+    more: Vec<String>,
     projection: Option<Vec<usize>>,
     properties: Arc<PlanProperties>,
 }
@@ -225,9 +247,9 @@ impl DisplayAs for ReportExec {
         if let Some(target) = &self.target {
             write!(f, ", table={}", target.table)?;
         }
-        match self.mode {
-            Some(mode) => write!(f, ", mode={mode}"),
-            None => Ok(()),
+        match &self.more[..] {
+            [] => Ok(()),
+            more => write!(f, ", arguments=[{}]", more.join(", ")),
         }
     }
 }
@@ -265,13 +287,13 @@ impl ExecutionPlan for ReportExec {
         let runtime = self.runtime.clone();
         let target = self.target.clone();
         let projection = self.projection.clone();
-        let mode = self.mode;
+        let more = self.more.clone();
         let answer = async move {
             let store = match &target {
                 Some(target) => Some(target.store().await?),
                 None => None,
             };
-            let batch = report.run_as(mode, &runtime, store.as_ref()).await?;
+            let batch = report.run_with(&more, &runtime, store.as_ref()).await?;
             match projection {
                 Some(projection) => Ok(batch.project(&projection)?),
                 None => Ok(batch),

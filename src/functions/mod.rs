@@ -3,6 +3,7 @@
 //! A function is planned like a table and runs when its scan is executed, once per execution: never
 //! when it is only planned or explained.
 
+mod add_column;
 mod cache;
 mod cleanup;
 mod compact;
@@ -50,10 +51,15 @@ pub(crate) trait Report: std::fmt::Debug + Send + Sync + 'static {
         &[]
     }
 
-    /// Does the work in one of its [`modes`](Self::modes).
-    async fn run_as(
+    /// What is given as text after the table, by name.
+    fn texts(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Does the work in one of its [`modes`](Self::modes), or with its [`texts`](Self::texts).
+    async fn run_with(
         &self,
-        _mode: Option<&'static str>,
+        _more: &[String],
         runtime: &RolloutRuntime,
         store: Option<&Arc<RolloutStore>>,
     ) -> Result<RecordBatch> {
@@ -77,6 +83,7 @@ pub(crate) fn table_functions(
         Arc::new(merge::Merge),
         Arc::new(compact::Compact),
         Arc::new(cleanup::CleanUp),
+        Arc::new(add_column::AddColumn),
         Arc::new(stats::Stats),
         Arc::new(shards::Shards),
         Arc::new(generations::Generations),

@@ -22,6 +22,7 @@ use uuid::Uuid;
 use super::queue::PutFailure;
 use super::{FlushReport, InsertCounters};
 use crate::error::{Result, RolloutError, without_places};
+use crate::schema::TableSchema;
 use crate::store::{LanceTable, LeaseKeeper};
 
 /// A put that took this long is checked against the fence before it is acknowledged: by then
@@ -54,13 +55,17 @@ struct Slot {
 }
 
 /// A writer in its slot.
-pub(crate) struct Resident(ShardWriter);
+pub(crate) struct Resident {
+    writer: ShardWriter,
+    /// The columns it writes.
+    schema: RwLock<Arc<TableSchema>>,
+}
 
 impl std::ops::Deref for Resident {
     type Target = ShardWriter;
 
     fn deref(&self) -> &ShardWriter {
-        &self.0
+        &self.writer
     }
 }
 
@@ -107,6 +112,28 @@ impl Lane {
     /// The writer, if one is open.
     pub(super) fn open_writer(&self) -> Option<Arc<Resident>> {
         self.slot.read().writer.clone()
+    }
+
+    /// Moves the writer to the columns the table has by now, if it was opened before one was added;
+    /// returns them. What it holds in the old ones is flushed in the background.
+    pub(super) async fn up_to_date(&self, patience: Duration) -> Result<Arc<TableSchema>> {
+        let writer = self.writer_within(patience).await?;
+        let (base, schema) = self.table.current();
+        if Arc::ptr_eq(&*writer.schema.read(), &schema) {
+            return Ok(schema);
+        }
+        let error = match within(patience, writer.evolve_to(&base).boxed()).await {
+            Some(Ok(_)) => {
+                *writer.schema.write() = schema.clone();
+                return Ok(schema);
+            }
+            Some(Err(error)) => self.table.context("taking up a new column")(error),
+            None => self.silent("taking up a new column", patience),
+        };
+        tracing::warn!(shard = %writer.shard_id(), %error, "replacing the shard's writer");
+        let replaced = within(patience, self.replace(&writer)).await;
+        let writer = replaced.unwrap_or(Err(error))?;
+        Ok(writer.schema.read().clone())
     }
 
     /// Replaces a broken writer, unless somebody has already.
@@ -331,6 +358,10 @@ pub(crate) async fn open_shard(
     shard: Uuid,
     max_memtable_bytes: u64,
 ) -> Result<Resident> {
+    // The log may hold columns that were added since this process last looked: replayed under older
+    // ones they would be lost.
+    table.refresh_base().await?;
+    let (base, schema) = table.current();
     let limits = table.memtable_limits();
     let mut config = ShardWriterConfig::new(shard)
         .with_durable_write(true)
@@ -342,13 +373,15 @@ pub(crate) async fn open_shard(
         .with_stats_log_interval(None)
         .with_backpressure(Arc::new(AdmitAll));
     config.max_unflushed_memtable_bytes = usize::MAX;
-    let writer = table
-        .base()
+    let writer = base
         .mem_wal_writer(shard, config)
         .await
         .map_err(table.context(format!("opening shard {shard} for writing")))?;
     observe_stamps(table, &writer).await;
-    Ok(Resident(writer))
+    Ok(Resident {
+        writer,
+        schema: RwLock::new(schema),
+    })
 }
 
 /// Asks storage whether a writer's shard is still its own.

@@ -246,11 +246,14 @@ impl InsertPath {
     }
 
     async fn put(&self, lane: usize, group: &queue::Group) -> Result<Duration, queue::PutFailure> {
-        let schema = self.table.schema();
-        let batches = group
-            .stamped(&schema)
-            .map_err(|error| queue::PutFailure::NotWritten(error.to_string()))?;
+        let not_written = |error: RolloutError| match error {
+            RolloutError::Fenced(message) => queue::PutFailure::Fenced(message),
+            other => queue::PutFailure::NotWritten(other.to_string()),
+        };
         self.budget.admit().await;
+        let columns = self.lanes[lane].up_to_date(self.put_timeout).await;
+        let schema = columns.map_err(not_written)?;
+        let batches = group.stamped(&schema).map_err(not_written)?;
         let put = self.lanes[lane].put(batches, self.put_timeout, &self.counters);
         let took = put.await?;
         self.counters

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 use crate::error::{Result, RolloutError};
-use crate::schema::{Markers, check_and_align};
+use crate::schema::{Markers, TableSchema, check_and_align};
 
 /// Chunks of one statement that may be on their way at once.
 const CHUNKS_IN_FLIGHT: usize = 4;
@@ -98,6 +98,8 @@ type Answer = oneshot::Receiver<Result<Receipt>>;
 /// One INSERT on its way.
 struct Statement<'a> {
     sink: &'a RolloutSink,
+    /// The columns of its rows, also where one is added while it runs.
+    schema: Arc<TableSchema>,
     markers: Markers,
     held: Vec<RecordBatch>,
     held_rows: usize,
@@ -112,6 +114,7 @@ impl<'a> Statement<'a> {
     fn new(sink: &'a RolloutSink, reservation: MemoryReservation) -> Self {
         Self {
             sink,
+            schema: sink.path.table().schema(),
             markers: Markers::new(),
             held: Vec::new(),
             held_rows: 0,
@@ -124,8 +127,7 @@ impl<'a> Statement<'a> {
     }
 
     async fn add(&mut self, batch: &RecordBatch) -> Result<()> {
-        let schema = self.sink.path.table().schema();
-        let batch = check_and_align(&schema, &self.markers, batch)?;
+        let batch = check_and_align(&self.schema, &self.markers, batch)?;
         let mut from = 0;
         while from < batch.num_rows() {
             let room = MAX_PUT_ROWS - self.held_rows;
@@ -154,8 +156,7 @@ impl<'a> Statement<'a> {
         while self.in_flight.len() >= CHUNKS_IN_FLIGHT {
             self.settle_oldest().await?;
         }
-        let schema = self.sink.path.table().schema();
-        let chunk = concat_batches(schema.stored(), &self.held)?;
+        let chunk = concat_batches(self.schema.stored(), &self.held)?;
         let (rows, bytes) = (self.held_rows as u64, self.held_bytes);
         self.held.clear();
         self.held_rows = 0;

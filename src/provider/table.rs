@@ -26,14 +26,14 @@ use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
 use crate::options::{RolloutSessionOptions, TableOptions};
 use crate::runtime::{RolloutRuntime, RolloutStore, StoreHandle};
-use crate::schema::TableSchema;
+use crate::schema::{TableSchema, lacks_only_new_columns};
 
 /// A rollouts table in a DataFusion catalog.
 #[derive(Debug)]
 pub struct RolloutTableProvider {
     handle: StoreHandle,
+    /// Those it had when it was registered: a column that is added has no default.
     columns: Arc<TableSchema>,
-    schema: SchemaRef,
     constraints: Constraints,
     definition: Option<String>,
 }
@@ -43,7 +43,6 @@ impl RolloutTableProvider {
     pub fn new(handle: StoreHandle) -> Self {
         let schema = handle.store().schema();
         Self {
-            schema: schema.sql().clone(),
             constraints: Constraints::new_unverified(vec![Constraint::PrimaryKey(vec![
                 schema.key_index(),
             ])]),
@@ -85,7 +84,7 @@ impl RolloutTableProvider {
 #[async_trait]
 impl TableProvider for RolloutTableProvider {
     fn schema(&self) -> SchemaRef {
-        self.schema.clone()
+        self.store().schema().sql().clone()
     }
 
     fn constraints(&self) -> Option<&Constraints> {
@@ -108,9 +107,10 @@ impl TableProvider for RolloutTableProvider {
         &self,
         filters: &[&Expr],
     ) -> DataFusionResult<Vec<TableProviderFilterPushDown>> {
+        let schema = self.schema();
         Ok(filters
             .iter()
-            .map(|filter| classify(filter, &self.schema))
+            .map(|filter| classify(filter, &schema))
             .collect())
     }
 
@@ -126,10 +126,11 @@ impl TableProvider for RolloutTableProvider {
         let view = store.read_view(&options).await?;
         let ids = ids_asked_for(filters, self.columns.key_name()).unwrap_or_default();
         let pruned = store.prune(&view, ids).await?;
+        let schema = self.schema();
         let filters = filters
             .iter()
             .map(|filter| {
-                for_storage(filter, &self.schema).ok_or_else(|| {
+                for_storage(filter, &schema).ok_or_else(|| {
                     internal_datafusion_err!(
                         "the scan was given a filter it did not take: {filter}"
                     )
@@ -140,7 +141,7 @@ impl TableProvider for RolloutTableProvider {
             store.location().to_string(),
             view,
             &pruned,
-            self.schema.clone(),
+            schema,
             projection,
             filters,
             limit,
@@ -165,7 +166,7 @@ impl TableProvider for RolloutTableProvider {
         }
         // 2. Refuse early what could never be written.
         self.store().table().check_writable("written")?;
-        check_columns(&self.schema, &input.schema())?;
+        check_columns(&self.schema(), &input.schema())?;
         // 3. One stream into the sink, also when the caller did not plan for it.
         let input = match input.output_partitioning().partition_count() {
             1 => input,
@@ -180,7 +181,7 @@ impl TableProvider for RolloutTableProvider {
         state: &dyn Session,
         filters: Vec<Expr>,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        dml::delete(state, self.store(), &self.columns, &filters)
+        dml::delete(state, self.store(), &self.store().schema(), &filters)
     }
 
     async fn update(
@@ -189,7 +190,7 @@ impl TableProvider for RolloutTableProvider {
         _assignments: Vec<(String, Expr)>,
         filters: Vec<Expr>,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        dml::update(state, self.store(), &self.columns, &filters)
+        dml::update(state, self.store(), &self.store().schema(), &filters)
     }
 
     async fn truncate(&self, _state: &dyn Session) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
@@ -208,7 +209,9 @@ pub(crate) fn session_options(state: &dyn Session) -> RolloutSessionOptions {
 }
 
 fn check_columns(table: &Schema, input: &Schema) -> Result<()> {
-    if table.fields().len() != input.fields().len() {
+    // A statement planned before a column was added knows nothing of it.
+    let older = lacks_only_new_columns(table, input);
+    if table.fields().len() != input.fields().len() && !older {
         return Err(RolloutError::invalid(format!(
             "{} columns were given for the table's {}: name the columns, or give all in order",
             input.fields().len(),

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
+use arrow_schema::{DataType, Field};
 use datafusion::scalar::ScalarValue;
 use lance::session::Session;
 use uuid::Uuid;
@@ -15,7 +16,7 @@ use crate::error::Result;
 use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskKind, TaskStatus};
 use crate::insert::{FlushReport, InsertPath, MemtableView, UnflushedBudget};
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
-use crate::schema::{Markers, TableSchema, check_and_align};
+use crate::schema::{Markers, TableSchema, check_and_align, parse_type};
 use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
 use crate::store::{BaseVersion, LanceTable, LeaseKeeper, Location, Snapshot, SnapshotCache};
 
@@ -173,6 +174,21 @@ impl RolloutStore {
     /// Another process is at it, or storage that cannot be reached.
     pub async fn clean_up(&self, dry_run: bool) -> Result<Vec<Removal>> {
         self.maintenance.clean_up_now(dry_run).await
+    }
+
+    /// Adds a nullable column, NULL in every row there is, of a type given in SQL. Returns the type
+    /// it is stored as and the base version that has it first. This process has it at once, every
+    /// other one within half of `rollout.lease_ttl_secs`; until then they go on without.
+    ///
+    /// # Errors
+    /// A name that is taken or not allowed, a type that cannot be stored, a read-only table,
+    /// storage that cannot be reached.
+    pub async fn add_column(&self, name: &str, sql_type: &str) -> Result<(DataType, u64)> {
+        let data_type = parse_type(sql_type)?;
+        let field = Field::new(name, data_type.clone(), true);
+        let version = crate::store::add_column(&self.table, &field).await?;
+        self.snapshots.changed();
+        Ok((data_type, version))
     }
 
     /// The cache this store uses.

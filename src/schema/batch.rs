@@ -7,8 +7,9 @@ use arrow::compute::{CastOptions, cast_with_options};
 use arrow_array::cast::AsArray;
 use arrow_array::{
     Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray,
+    new_null_array,
 };
-use arrow_schema::DataType;
+use arrow_schema::{DataType, Schema, SchemaRef};
 
 use super::{Markers, TableSchema};
 use crate::error::{Result, RolloutError};
@@ -25,6 +26,8 @@ pub(crate) fn check_and_align(
     batch: &RecordBatch,
 ) -> Result<RecordBatch> {
     let stored = schema.stored();
+    let padded = with_new_columns(stored, batch)?;
+    let batch = &padded;
     if batch.num_columns() != stored.fields().len() {
         return Err(RolloutError::invalid(format!(
             "{} columns were given for the table's {}",
@@ -55,6 +58,44 @@ pub(crate) fn check_and_align(
         stored.clone(),
         columns,
         &options,
+    )?)
+}
+
+/// Whether some columns are a table's as they were before nullable ones were added at the end.
+pub(crate) fn lacks_only_new_columns(table: &Schema, given: &Schema) -> bool {
+    let (Some(missing), known) = (
+        table.fields().get(given.fields().len()..),
+        given.fields().iter().zip(table.fields()),
+    ) else {
+        return false;
+    };
+    !missing.is_empty()
+        && missing.iter().all(|field| field.is_nullable())
+        && known
+            .into_iter()
+            .all(|(given, field)| given.name() == field.name())
+}
+
+/// The batch with the columns that were added to the table since its rows were planned, all NULL.
+fn with_new_columns(table: &SchemaRef, batch: &RecordBatch) -> Result<RecordBatch> {
+    let given = batch.schema();
+    if !lacks_only_new_columns(table, &given) {
+        return Ok(batch.clone());
+    }
+    let rows = batch.num_rows();
+    let missing = &table.fields()[batch.num_columns()..];
+    let mut fields = given.fields().to_vec();
+    fields.extend(missing.iter().cloned());
+    let mut columns = batch.columns().to_vec();
+    columns.extend(
+        missing
+            .iter()
+            .map(|field| new_null_array(field.data_type(), rows)),
+    );
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    let schema = Arc::new(Schema::new_with_metadata(fields, given.metadata().clone()));
+    Ok(RecordBatch::try_new_with_options(
+        schema, columns, &options,
     )?)
 }
 
@@ -109,12 +150,14 @@ fn replace_markers(
     Ok(())
 }
 
-/// The batch with its stamp column counting up from `first`, in microseconds.
+/// The batch, in the columns the table has by now, with its stamp column counting up from `first`, in
+/// microseconds.
 pub(crate) fn with_stamps(
     schema: &TableSchema,
     batch: RecordBatch,
     first: i64,
 ) -> Result<RecordBatch> {
+    let batch = with_new_columns(schema.stored(), &batch)?;
     let Some(stamp) = schema.stamp_index() else {
         return Ok(batch);
     };
@@ -134,7 +177,7 @@ mod tests {
     use std::collections::HashMap;
 
     use arrow_array::{Int32Array, Int64Array};
-    use arrow_schema::{Field, Schema};
+    use arrow_schema::Field;
 
     use super::*;
 
@@ -193,6 +236,37 @@ mod tests {
         )
         .expect_err("overflow");
         assert!(error.to_string().contains("'mask'"), "{error}");
+    }
+
+    #[test]
+    fn columns_added_since_are_null_and_no_others_may_lack() {
+        let ours = schema();
+        let fields = |names: &[&str]| {
+            let field = |name: &&str| Field::new(*name, DataType::Utf8, true);
+            Schema::new(names.iter().map(field).collect::<Vec<_>>())
+        };
+        let table = fields(&["id", "ingested_at", "added"]);
+        assert!(lacks_only_new_columns(
+            &table,
+            &fields(&["id", "ingested_at"])
+        ));
+        assert!(!lacks_only_new_columns(&table, &fields(&["id", "added"])));
+        assert!(!lacks_only_new_columns(&table, &table));
+        assert!(!lacks_only_new_columns(&fields(&["id"]), &table));
+        // ingested_at is NOT NULL: a batch without it is no older one.
+        let stored = ours.stored().as_ref();
+        let short = stored.project(&[0, 1, 2]).expect("columns");
+        assert!(!lacks_only_new_columns(stored, &short));
+
+        let mut grown = stored.fields().to_vec();
+        grown.push(Arc::new(Field::new("added", DataType::Int32, true)));
+        let grown = TableSchema::declared(&Schema::new(grown), Some(0), HashMap::new());
+        let markers = Markers::new();
+        let old = batch(vec![Some("a")], vec!["r"], vec![1]);
+        let aligned = check_and_align(&ours, &markers, &old).expect("aligns");
+        let stamped = with_stamps(&grown.expect("usable"), aligned, 7).expect("stamps");
+        assert_eq!(stamped.num_columns(), 5);
+        assert_eq!(stamped.column(4).null_count(), 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What is on storage: the table, its leases, snapshots of it, and which row wins in them.
 
 mod clock;
+mod columns;
 mod lease;
 mod location;
 pub(crate) mod masks;
@@ -17,6 +18,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::TimestampMicrosecondType;
 
 pub(crate) use clock::StampClock;
+pub(crate) use columns::add_column;
 pub(crate) use lease::{Adopted, LeaseKeeper, MAX_LANES, shard_of_slot};
 pub use location::Location;
 pub(crate) use object_store::store_params;

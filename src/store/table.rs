@@ -120,8 +120,7 @@ impl LanceTable {
         if let Some(at) = request.at {
             base = versions::at(base, at, &request.location).await?;
         }
-        let arrow: Schema = base.schema().into();
-        let schema = TableSchema::stored_in(&arrow)
+        let schema = schema_in(&base)
             .map_err(|error| RolloutError::invalid(format!("{}: {error}", request.location)))?;
         if let Some(declared) = &request.declared
             && let Some(difference) = schema.difference_from(declared)
@@ -218,9 +217,35 @@ impl LanceTable {
     pub(crate) fn advance_base(&self, base: Arc<Dataset>) -> Arc<Dataset> {
         let mut known = self.base.write();
         if base.version().version > known.version().version {
+            if base.schema() != known.schema() {
+                match schema_in(&base) {
+                    Ok(schema) => *self.schema.write() = Arc::new(schema),
+                    Err(error) => {
+                        tracing::warn!(table = %self.location, %error, "the table's new columns cannot be used");
+                    }
+                }
+            }
             *known = base;
         }
         known.clone()
+    }
+
+    /// The newest base version this process knows, and its columns.
+    pub(crate) fn current(&self) -> (Arc<Dataset>, Arc<TableSchema>) {
+        let base = self.base.read();
+        (base.clone(), self.schema())
+    }
+
+    /// The columns of a base version, which may be older or newer than those this process uses.
+    ///
+    /// # Errors
+    /// It is no rollouts table any more.
+    pub(crate) fn schema_of(&self, base: &Dataset) -> Result<Arc<TableSchema>> {
+        let (known, schema) = self.current();
+        if base.schema() == known.schema() {
+            return Ok(schema);
+        }
+        schema_in(base).map(Arc::new)
     }
 
     /// Looks for the newest base version on storage.
@@ -351,6 +376,11 @@ impl LanceTable {
         let context = format!("{} ({})", self.location, doing.into());
         Box::new(move |source| RolloutError::Storage { context, source })
     }
+}
+
+fn schema_in(base: &Dataset) -> Result<TableSchema> {
+    let arrow: Schema = base.schema().into();
+    TableSchema::stored_in(&arrow)
 }
 
 async fn load(request: &OpenRequest) -> lance::Result<Dataset> {

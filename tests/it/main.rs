@@ -10,6 +10,7 @@ mod basics;
 mod bench_smoke;
 mod bounds;
 mod cli;
+mod columns;
 mod common;
 mod dml;
 mod docs;

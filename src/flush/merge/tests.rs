@@ -263,6 +263,22 @@ async fn a_stale_merge_that_reaches_further_is_refused_too() {
     assert_eq!((b.in_base("x").await, b.in_base("y").await), (0, 1));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_worked_out_before_a_column_was_added_is_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let a = Process::open(folder.path()).await;
+    a.write("seed").await;
+    a.store.merge().await.expect("merges");
+    a.write("x").await;
+    let early = a.prepare_shard(0).await;
+    a.store.add_column("grade", "INT").await.expect("adds");
+    assert!(!a.commit(&early).await, "its rows lack the column");
+    a.store.merge().await.expect("works it out again");
+    let base = a.store.table().refresh_base().await.expect("base");
+    let graded = base.count_rows(Some("grade IS NULL".to_string())).await;
+    assert_eq!(graded.expect("counts"), 2);
+}
+
 /// What a reader knows of a generation and a fragment outlives the merge that deletes rows of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_base_row_deleted_since_it_was_found_is_not_counted_out_again() {
@@ -280,6 +296,28 @@ async fn a_base_row_deleted_since_it_was_found_is_not_counted_out_again() {
     // The first fragment's row goes, and the newest version still waits.
     b.merge_own().await;
     assert_eq!(a.rows().await, (2, 2));
+}
+
+/// What was found in a newer version of the base says nothing of what an older one holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_from_before_a_merge_is_masked_as_of_then() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (a, b) = (
+        Process::open(folder.path()).await,
+        Process::open(folder.path()).await,
+    );
+    a.insert("other").await;
+    a.write("x").await;
+    a.store.merge().await.expect("merges");
+    b.insert("x").await;
+    a.write("x").await;
+    let early = a.snapshot().await;
+    b.store.flush().await.expect("flushes");
+    b.merge_own().await;
+    assert_eq!(a.rows().await, (2, 2));
+    let masks = early.masks(a.store.table(), a.store.keys()).await;
+    let base = &masks.expect("masks").base;
+    assert_eq!(crate::store::masks::row_count(base), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -192,7 +192,7 @@ fn refuse_unknown_columns(schema: &TableSchema, on: &On<'_>) -> Result<()> {
         .find(|field| schema.sql().index_of(&field.name).is_err());
     match unknown {
         Some(field) => Err(RolloutError::invalid(format!(
-            "UPDATE: the table has a column '{}' this session does not know yet: register the table \
+            "UPDATE: a column '{}' was added to the table while the statement was planned: run it \
              again",
             field.name
         ))),

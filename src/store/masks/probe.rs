@@ -40,11 +40,16 @@ pub(crate) struct BaseMatch {
 
 /// The matches of one source in one fragment.
 #[derive(Debug, Default)]
-pub(crate) struct BaseMatches(pub(crate) Vec<BaseMatch>);
+pub(crate) struct BaseMatches {
+    matches: Vec<BaseMatch>,
+    /// The base version they were found in. Rows of a fragment only ever go: a newer version has
+    /// these or fewer, an older one may have more.
+    version: u64,
+}
 
 impl DeepSizeOf for BaseMatches {
     fn deep_size_of_children(&self, _context: &mut Context) -> usize {
-        self.0.capacity() * size_of::<BaseMatch>()
+        self.matches.capacity() * size_of::<BaseMatch>()
     }
 }
 
@@ -61,13 +66,15 @@ pub(super) async fn base_matches(
 ) -> Result<Vec<Vec<BaseMatch>>> {
     let mut found: Vec<Vec<BaseMatch>> = vec![Vec::new(); sources.len()];
     let mut unprobed: Vec<(Fragment, Vec<usize>)> = Vec::new();
+    let version = base.version().version;
     for fragment in base.fragments().iter() {
         let mut missing = Vec::new();
         let mut known = Vec::new();
         for (i, source) in sources.iter().enumerate() {
             match cache.matches(&pair_key(source, fragment)).await {
-                Some(matches) if matches.0.is_empty() => {}
-                Some(matches) => known.push((i, matches)),
+                Some(found) if found.version > version => missing.push(i),
+                Some(found) if found.matches.is_empty() => {}
+                Some(found) => known.push((i, found)),
                 None => missing.push(i),
             }
         }
@@ -75,9 +82,9 @@ pub(super) async fn base_matches(
             // A row that was deleted since it was found supersedes nothing, and is no longer counted.
             let deleted = deleted_rows(table, base, fragment).await?;
             let is_deleted = |row: u32| deleted.as_ref().is_some_and(|rows| rows.contains(row));
-            for (i, matches) in known {
-                let live = |found: &&BaseMatch| !is_deleted(found.address as u32);
-                found[i].extend(matches.0.iter().filter(live));
+            for (i, earlier) in known {
+                let live = |row: &&BaseMatch| !is_deleted(row.address as u32);
+                found[i].extend(earlier.matches.iter().filter(live));
             }
         }
         if !missing.is_empty() {
@@ -94,7 +101,7 @@ pub(super) async fn base_matches(
             found[i].extend_from_slice(&matches);
             let key = pair_key(&sources[i], &fragment);
             cache
-                .put_matches(&key, Arc::new(BaseMatches(matches)))
+                .put_matches(&key, Arc::new(BaseMatches { matches, version }))
                 .await;
         }
     }

@@ -250,10 +250,7 @@ impl Round {
                 state += &format!("{}\n", rows.join("\n"));
             }
         }
-        let kept = self
-            .folder
-            .with_file_name(format!("kept-{}", rand::random::<u32>()));
-        let kept = std::env::temp_dir().join(kept.file_name().expect("a name"));
+        let kept = std::env::temp_dir().join(format!("rollout-fault-{}", rand::random::<u32>()));
         let moved = std::fs::rename(&self.folder, &kept);
         state + &format!("the table is in {}: {moved:?}", kept.display())
     }

@@ -337,8 +337,15 @@ impl Maintenance {
     }
 
     async fn flush_loop(self: Arc<Self>) {
-        if let Err(error) = self.flush_earlier_life().await {
+        while let Err(error) = self.flush_earlier_life().await {
             tracing::warn!(table = %self.table.location(), %error, "recovering an earlier life's rows");
+            if matches!(error, RolloutError::Fenced(_)) {
+                break;
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(self.leases.ttl() / 2) => {}
+            }
         }
         loop {
             tokio::select! {

@@ -29,6 +29,9 @@ use crate::store::{LanceTable, LeaseKeeper};
 /// another process may have cleaned up past it.
 const LONG_PUT: Duration = Duration::from_secs(60);
 
+/// How often a lane takes another lease when it lost the one it was opening a shard under.
+const OPEN_ATTEMPTS: usize = 3;
+
 /// Only a backstop: every put asks for its own flush.
 const WAL_TICK: Duration = Duration::from_secs(1);
 
@@ -152,14 +155,32 @@ impl Lane {
         Ok(writer)
     }
 
+    /// Opens the lane's shard. The lease is renewed after the shard was claimed: whoever takes it from
+    /// then on finds the shard and fences it. One that was lost unnoticed may have been given back
+    /// already, and nobody would come for rows put under it.
     async fn open_into_slot(&self) -> Result<Arc<Resident>> {
-        let (shard, term) = self.leases.shard_of_lane(self.index).await?;
-        let writer = Arc::new(open_shard(&self.table, shard, self.max_memtable_bytes).await?);
-        *self.slot.write() = Slot {
-            writer: Some(writer.clone()),
-            term: Some(term),
-        };
-        Ok(writer)
+        for _ in 0..OPEN_ATTEMPTS {
+            let (shard, term) = self.leases.shard_of_lane(self.index).await?;
+            let writer = Arc::new(open_shard(&self.table, shard, self.max_memtable_bytes).await?);
+            match self.leases.renew().await {
+                Ok(true) if self.leases.term() == term => {
+                    *self.slot.write() = Slot {
+                        writer: Some(writer.clone()),
+                        term: Some(term),
+                    };
+                    return Ok(writer);
+                }
+                renewed => {
+                    retire(writer);
+                    renewed?;
+                    tracing::warn!(lane = self.index, "the lease was taken by another process");
+                }
+            }
+        }
+        Err(RolloutError::Conflict(format!(
+            "the leases of {} keep being taken by other processes while a shard is opened",
+            self.table.location()
+        )))
     }
 
     /// The writer, if it can be had in this time: storage that is silent keeps no statement for ever.

@@ -89,3 +89,20 @@ async fn a_lost_lease_closes_its_lanes() {
     path.abandon_lost_lanes().await;
     assert!(path.own_shards().is_empty());
 }
+
+/// A lease that was taken and given back without this process noticing: nobody would come for rows
+/// that are put under it now, so a shard is opened under a lease that is held, or not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_put_under_a_lease_that_was_lost_unnoticed() {
+    let folder = tempfile::tempdir().expect("folder");
+    let writer = Process::open(folder.path()).await;
+    let other = Process::open(folder.path()).await;
+    let leases = writer.store.leases();
+    leases.shard_of_lane(0).await.expect("a lease");
+    writer.is_adopted_by(&other).await;
+
+    writer.insert("after").await;
+    assert!(leases.renew().await.expect("renews"), "it is held");
+    let (_, rows) = writer.store.flush().await.expect("flushes");
+    assert_eq!(rows, 1);
+}

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::RecordBatchIterator;
 use arrow_schema::Schema;
@@ -33,6 +34,10 @@ use crate::schema::{DEFAULTS_METADATA, ON_CONFLICT_METADATA, TableSchema, render
 /// goes below what the table records, and the table never records less than these.
 const MIN_MEMTABLE_ROWS: usize = 100_000;
 const MIN_MEMTABLE_BATCHES: usize = 8_000;
+
+/// How often, and after which pause, a first writer that met others looks again for what they set up.
+const SET_UP_ATTEMPTS: u32 = 6;
+const SET_UP_PAUSE: Duration = Duration::from_millis(50);
 
 /// HEAD requests sent at once while looking for a shard's newest manifest.
 const MANIFEST_SCAN_BATCH: usize = 2;
@@ -475,47 +480,46 @@ fn refuse_foreign_folder(path: &std::path::Path) -> Result<()> {
 async fn initialized(request: &OpenRequest, base: &mut Dataset) -> Result<MemWalIndexDetails> {
     let location = &request.location;
     let reading = || format!("reading the write-ahead log's settings of {location}");
-    if let Some(details) = base
-        .mem_wal_index_details()
-        .await
-        .map_err(RolloutError::storage(reading()))?
-    {
-        return Ok(details);
-    }
-    if request.read_only {
-        return Ok(MemWalIndexDetails::default());
-    }
-    if !request.create {
-        return Err(RolloutError::invalid(format!(
-            "the Lance table at {location} has no write-ahead log yet, and this statement may not \
-             set one up (option 'rollout.create')"
-        )));
-    }
-    let set_up = base
-        .initialize_mem_wal()
-        .maintained_indexes(Vec::<String>::new())
-        .add_writer_config_default("max_memtable_rows", MIN_MEMTABLE_ROWS.to_string())
-        .add_writer_config_default("max_memtable_batches", MIN_MEMTABLE_BATCHES.to_string())
-        .execute()
-        .boxed()
-        .await;
-    // Whoever was first set it up for all: only what is there afterwards counts.
-    base.checkout_latest()
-        .boxed()
-        .await
-        .map_err(RolloutError::storage(reading()))?;
-    match (
-        base.mem_wal_index_details()
+    let mut failed = None;
+    for attempt in 0..SET_UP_ATTEMPTS {
+        // Whoever was first set it up for all: only what is there counts.
+        if let Some(details) = base
+            .mem_wal_index_details()
             .await
-            .map_err(RolloutError::storage(reading()))?,
-        set_up,
-    ) {
-        (Some(details), _) => Ok(details),
-        (None, Err(source)) => Err(RolloutError::Storage {
+            .map_err(RolloutError::storage(reading()))?
+        {
+            return Ok(details);
+        }
+        if request.read_only {
+            return Ok(MemWalIndexDetails::default());
+        }
+        if !request.create {
+            return Err(RolloutError::invalid(format!(
+                "the Lance table at {location} has no write-ahead log yet, and this statement may \
+                 not set one up (option 'rollout.create')"
+            )));
+        }
+        tokio::time::sleep(SET_UP_PAUSE * attempt).await;
+        let set_up = base
+            .initialize_mem_wal()
+            .maintained_indexes(Vec::<String>::new())
+            .add_writer_config_default("max_memtable_rows", MIN_MEMTABLE_ROWS.to_string())
+            .add_writer_config_default("max_memtable_batches", MIN_MEMTABLE_BATCHES.to_string())
+            .execute()
+            .boxed()
+            .await;
+        failed = set_up.err();
+        base.checkout_latest()
+            .boxed()
+            .await
+            .map_err(RolloutError::storage(reading()))?;
+    }
+    match failed {
+        Some(source) => Err(RolloutError::Storage {
             context: format!("setting up the write-ahead log of {location}"),
             source,
         }),
-        (None, Ok(())) => Err(RolloutError::Conflict(format!(
+        None => Err(RolloutError::Conflict(format!(
             "the table at {location} was replaced while it was being opened"
         ))),
     }

@@ -302,6 +302,40 @@ async fn a_generation_that_cannot_be_written_loses_nothing() {
     }
 }
 
+fn log_reads(operation: Operation, path: &str) -> bool {
+    operation == Operation::Read && path.contains("/wal/")
+}
+
+/// A process with a name of its own looks for what its earlier life left until it has found it,
+/// though nothing is inserted and nobody asks for a flush.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_earlier_life_is_recovered_when_storage_works() {
+    let folder = tempfile::tempdir().expect("folder");
+    let named = RuntimeSettings {
+        shard_id: Some("worker-0".to_string()),
+        lease_ttl: Duration::from_millis(500),
+        ..quiet()
+    };
+    let (path, settings) = (folder.path().to_path_buf(), named.clone());
+    short_life(async move || {
+        let process = Process::open(&path, settings).await;
+        process.insert("before", 1.0).await;
+        std::mem::forget(process);
+    })
+    .await;
+    let faults = Faults::none();
+    let next = Process::failing(named, &faults);
+    faults.on(log_reads, Fault::Fail, 3);
+    next.create(folder.path()).await;
+    until("the earlier life's row is there", async || {
+        next.count().await == 1
+    })
+    .await;
+    assert_eq!(faults.count(), 3);
+    faults.assert_saw_data_files();
+    next.shutdown().await;
+}
+
 fn probes(operation: Operation, path: &str) -> bool {
     operation == Operation::Write && path.contains("/probe/")
 }

@@ -209,9 +209,10 @@ impl Round {
         };
         assert!(
             missing.is_empty(),
-            "{what}: of {} acknowledged rows {} are missing: {missing:?}",
+            "{what}: of {} acknowledged rows {} are missing: {missing:?}\n{}",
             acknowledged.len(),
-            missing.len()
+            missing.len(),
+            self.state(&[&process, &named]).await
         );
         named.flush().await;
         named.shutdown().await;
@@ -233,6 +234,25 @@ impl Round {
         let unknown: Vec<_> = ids.iter().filter(|id| !sent.contains_key(*id)).collect();
         assert!(unknown.is_empty(), "{what}: nobody sent {unknown:?}");
         still.shutdown().await;
+    }
+}
+
+impl Round {
+    /// What could tell why rows are missing.
+    async fn state(&self, processes: &[&Process]) -> String {
+        let mut state = String::new();
+        for process in processes {
+            for sql in [
+                "SELECT task, last_error FROM rollout_maintenance('rollouts') WHERE last_error IS NOT NULL",
+                "SELECT * FROM rollout_shards('rollouts')",
+            ] {
+                let rows = process.rows(sql).await;
+                state += &format!("{}\n", rows.join("\n"));
+            }
+        }
+        let kept = std::env::temp_dir().join(format!("rollout-fault-{}", rand::random::<u32>()));
+        let moved = std::fs::rename(&self.folder, &kept);
+        state + &format!("the table is in {}: {moved:?}", kept.display())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The table DataFusion sees. It only assembles plans.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_schema::{Schema, SchemaRef};
@@ -17,6 +18,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::prelude::SessionContext;
+use datafusion::scalar::ScalarValue;
 use datafusion::sql::TableReference;
 
 use super::dml;
@@ -34,6 +36,7 @@ pub struct RolloutTableProvider {
     handle: StoreHandle,
     /// Those it had when it was registered: a column that is added has no default.
     columns: Arc<TableSchema>,
+    defaults: HashMap<String, Expr>,
     constraints: Constraints,
     definition: Option<String>,
 }
@@ -46,6 +49,7 @@ impl RolloutTableProvider {
             constraints: Constraints::new_unverified(vec![Constraint::PrimaryKey(vec![
                 schema.key_index(),
             ])]),
+            defaults: typed_defaults(&schema),
             columns: schema,
             handle,
             definition: None,
@@ -100,7 +104,7 @@ impl TableProvider for RolloutTableProvider {
     }
 
     fn get_column_default(&self, column: &str) -> Option<&Expr> {
-        self.columns.default_of(column)
+        self.defaults.get(column)
     }
 
     fn supports_filters_pushdown(
@@ -196,6 +200,29 @@ impl TableProvider for RolloutTableProvider {
     async fn truncate(&self, _state: &dyn Session) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
         dml::truncate(self.store())
     }
+}
+
+/// What DataFusion puts into columns left out of an INSERT, in the columns' own types: it would wrap
+/// every other value in a cast, and folding a cast for each column takes a good part of the time a
+/// small INSERT is planned in.
+fn typed_defaults(columns: &TableSchema) -> HashMap<String, Expr> {
+    let fields = columns.sql().fields().iter();
+    fields
+        .filter_map(|field| {
+            let default = match columns.default_of(field.name()) {
+                Some(Expr::Literal(value, metadata)) => match value.cast_to(field.data_type()) {
+                    Ok(value) => Expr::Literal(value, metadata.clone()),
+                    Err(_) => Expr::Literal(value.clone(), metadata.clone()),
+                },
+                Some(other) => other.clone(),
+                None if field.is_nullable() => {
+                    Expr::Literal(ScalarValue::try_from(field.data_type()).ok()?, None)
+                }
+                None => return None,
+            };
+            Some((field.name().clone(), default))
+        })
+        .collect()
 }
 
 /// The session's rollout settings, or the defaults in a session without the extension.

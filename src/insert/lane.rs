@@ -5,7 +5,7 @@
 //! caller that finds the very same writer still in the slot; others pick the new one up.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
@@ -38,6 +38,11 @@ const WAL_TICK: Duration = Duration::from_secs(1);
 /// How long a flush may take before its caller is told; the flush itself goes on.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(300);
 
+/// A flush that fails so often, and is not through after this long, is begun anew by another writer:
+/// Lance pauses for up to ten minutes before it tries again, also when storage has long been back.
+const FLUSH_FAILURES: u64 = 3;
+const FLUSH_FAILING: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
 pub(super) struct Lane {
     index: usize,
@@ -62,6 +67,8 @@ pub(crate) struct Resident {
     writer: ShardWriter,
     /// The columns it writes.
     schema: RwLock<Arc<TableSchema>>,
+    /// Flushes that had failed when one last succeeded.
+    failures_before: AtomicU64,
 }
 
 impl std::ops::Deref for Resident {
@@ -402,6 +409,7 @@ pub(crate) async fn open_shard(
     Ok(Resident {
         writer,
         schema: RwLock::new(schema),
+        failures_before: AtomicU64::new(0),
     })
 }
 
@@ -460,9 +468,25 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
         .await
         .map_err(table.context(format!("freezing shard {shard}")))?;
     fail::fail_point!("flush-under-way");
-    match tokio::time::timeout(FLUSH_PATIENCE, fence.wait().boxed()).await {
-        Ok(done) => done.map_err(table.context(format!("flushing shard {shard}")))?,
-        Err(_) => {
+    let mut flushed = fence.wait().boxed();
+    let started = Instant::now();
+    loop {
+        let failures = || writer.stats().memtable_flush_failures;
+        let failed = match tokio::time::timeout(FLUSH_FAILING, &mut flushed).await {
+            Ok(done) => {
+                done.map_err(table.context(format!("flushing shard {shard}")))?;
+                writer.failures_before.store(failures(), Ordering::Relaxed);
+                break;
+            }
+            Err(_) => failures() - writer.failures_before.load(Ordering::Relaxed),
+        };
+        if failed >= FLUSH_FAILURES {
+            let context = table.context(format!("flushing shard {shard}"));
+            return Err(context(lance::Error::writer_poisoned(format!(
+                "{failed} attempts failed"
+            ))));
+        }
+        if started.elapsed() >= FLUSH_PATIENCE {
             return Err(RolloutError::Conflict(format!(
                 "flushing shard {shard} of {} has taken {FLUSH_PATIENCE:?} and goes on in the \
                  background",

@@ -302,6 +302,32 @@ async fn a_generation_that_cannot_be_written_loses_nothing() {
     }
 }
 
+/// A generation that cannot be written for a while is written soon after storage works again, however
+/// long the pauses between the attempts have become.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_does_not_sleep_past_the_failure() {
+    let table = Failing::new(quiet()).await;
+    table.faults.on(generation_data, Fault::Fail, usize::MAX);
+    let flush = {
+        let process = table.process.clone();
+        tokio::spawn(async move {
+            process
+                .try_sql("SELECT * FROM rollout_flush('rollouts')")
+                .await
+        })
+    };
+    // The sixth attempt is half a minute after the first, the seventh another half.
+    until("it fails again and again", async || {
+        table.faults.count() >= 5
+    })
+    .await;
+    table.faults.heal();
+    let flushed = tokio::time::timeout(BOUND, flush).await;
+    flushed.expect("soon").expect("runs").expect("flushes");
+    assert_eq!(table.process.count().await, 1);
+    table.holds(&["before"]).await;
+}
+
 fn log_reads(operation: Operation, path: &str) -> bool {
     operation == Operation::Read && path.contains("/wal/")
 }

@@ -45,7 +45,7 @@ release: setup ## Build the optimized binary, for use (much slower to build)
 	@echo "Built $(TARGET_DIR)/release/rollouts"
 
 bench: setup ## Run the benchmarks (optimized build)
-	$(CARGO) bench
+	$(CARGO) bench --bench ingest --bench bulk --bench merge --bench scan --bench memory
 
 s3-server: ## Install the S3 server some tests run against, beside the build; without it they are skipped
 	@.ci/s3-server "$(TARGET_DIR)/s3-server"

@@ -42,7 +42,7 @@ impl Maintenance {
             let result = self.keeping_leases(&expired[i..], work).await;
             // Even a failed adoption may have made some generations.
             self.snapshots.changed();
-            self.flushed.notify_one();
+            self.generations_made(adopted.shards.len());
             match result {
                 Ok(rows) => self.record(TaskKind::Adopt, started, rows, None),
                 Err(error) => first_error = first_error.or(Some(error)),

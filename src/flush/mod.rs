@@ -23,7 +23,7 @@ mod upkeep;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datafusion::common::runtime::SpawnedTask;
@@ -110,6 +110,10 @@ pub(crate) struct Maintenance {
     oldest_waiting: Mutex<Option<Instant>>,
     /// Generations that wait for a merge, as far as this process knows without asking storage.
     known_waiting: AtomicUsize,
+    /// Generations made since this process last looked whether a merge is due.
+    unlooked: AtomicUsize,
+    /// Whether a session asked for the columns since they were last looked for.
+    columns_asked: AtomicBool,
     merges_forced: AtomicU64,
     status: Mutex<HashMap<TaskKind, TaskStatus>>,
     stop: CancellationToken,
@@ -143,6 +147,8 @@ impl Maintenance {
             flushed: Notify::new(),
             oldest_waiting: Mutex::new(None),
             known_waiting: AtomicUsize::new(0),
+            unlooked: AtomicUsize::new(0),
+            columns_asked: AtomicBool::new(false),
             merges_forced: AtomicU64::new(0),
             status: Mutex::new(HashMap::new()),
             stop: CancellationToken::new(),
@@ -201,7 +207,7 @@ impl Maintenance {
             self.known_waiting
                 .fetch_add(report.generations, Ordering::Relaxed);
             self.oldest_waiting.lock().get_or_insert_with(Instant::now);
-            self.flushed.notify_one();
+            self.generations_made(report.generations);
         }
         Ok(report)
     }
@@ -380,13 +386,28 @@ impl Maintenance {
         Ok(())
     }
 
+    pub(super) fn generations_made(&self, generations: usize) {
+        self.unlooked.fetch_add(generations, Ordering::AcqRel);
+        self.flushed.notify_one();
+    }
+
     async fn merge_loop(self: Arc<Self>) {
+        let mut looked = Instant::now();
         loop {
+            let age = self.settings.merge_max_age;
+            let left = age.saturating_sub(looked.elapsed());
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = self.flushed.notified() => {}
-                () = pause(self.settings.merge_max_age) => {}
+                () = self.flushed.notified() => {
+                    let made = self.unlooked.load(Ordering::Acquire);
+                    if !policy::worth_a_look(made, &self.settings) {
+                        continue;
+                    }
+                }
+                () = pause(left.max(age.min(Duration::from_millis(1)))) => {}
             }
+            looked = Instant::now();
+            self.unlooked.store(0, Ordering::Release);
             if let Err(error) = self.merge_if_due().await {
                 tracing::warn!(table = %self.table.location(), %error, "merge failed, will be tried again");
             }
@@ -410,15 +431,22 @@ impl Maintenance {
         Ok(())
     }
 
+    /// Says that a session plans by the columns this process knows.
+    pub(crate) fn note_columns_asked(&self) {
+        self.columns_asked.store(true, Ordering::Relaxed);
+    }
+
     /// Looks for columns that another process added. Every look at the base would find them; where
-    /// nobody reads there is none.
+    /// nobody reads there is none. While nobody asks for the columns either, it rests.
     async fn columns_loop(self: Arc<Self>) {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(self.leases.ttl() / 2) => {}
             }
-            if let Err(error) = self.table.refresh_base().await {
+            if self.columns_asked.swap(false, Ordering::Relaxed)
+                && let Err(error) = self.table.refresh_base().await
+            {
                 tracing::debug!(table = %self.table.location(), %error, "looking for new columns");
             }
         }

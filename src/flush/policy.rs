@@ -24,6 +24,18 @@ pub(super) fn should_merge(waiting: &[Waiting], age: Duration, settings: &Runtim
     by_count || by_bytes || by_age
 }
 
+/// Whether this process has made enough generations since it last looked to ask storage how many
+/// wait by now. Each look costs a few requests, so not every flush is followed by one: a quarter of
+/// what a merge would take is enough, also where many processes make them.
+pub(super) fn worth_a_look(made: usize, settings: &RuntimeSettings) -> bool {
+    let by_count = settings.merge_after_generations > 0
+        && made.saturating_mul(4) >= settings.merge_after_generations;
+    let most_bytes = (made as u64).saturating_mul(settings.max_memtable_bytes);
+    let by_bytes = settings.merge_after_bytes > 0
+        && most_bytes.saturating_mul(4) >= settings.merge_after_bytes;
+    made > 0 && (by_count || by_bytes)
+}
+
 /// How many of the waiting generations, in order, one pass takes: as many as fit the bound, at
 /// least one. Order is by number, so what is taken is a prefix of every shard.
 pub(super) fn pass_length(waiting: &[Waiting], bound: u64) -> usize {
@@ -47,6 +59,28 @@ mod tests {
             .iter()
             .map(|bytes| Waiting { bytes: *bytes })
             .collect()
+    }
+
+    #[test]
+    fn storage_is_asked_after_a_quarter_of_what_a_merge_takes() {
+        let with = |merge_after_generations, merge_after_bytes| RuntimeSettings {
+            merge_after_generations,
+            merge_after_bytes,
+            max_memtable_bytes: 64 << 20,
+            ..Default::default()
+        };
+        for (made, settings, want) in [
+            (0, with(16, 1 << 30), false),
+            (3, with(16, 1 << 30), false),
+            (4, with(16, 0), true),
+            (4, with(0, 1 << 30), true),
+            (1, with(2, 0), true),
+            (1, with(0, 1), true),
+            (1000, with(0, 0), false),
+            (usize::MAX, with(16, 1 << 30), true),
+        ] {
+            assert_eq!(worth_a_look(made, &settings), want, "{made} {settings:?}");
+        }
     }
 
     #[test]

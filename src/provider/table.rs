@@ -88,6 +88,7 @@ impl RolloutTableProvider {
 #[async_trait]
 impl TableProvider for RolloutTableProvider {
     fn schema(&self) -> SchemaRef {
+        self.store().note_columns_asked();
         self.store().schema().sql().clone()
     }
 

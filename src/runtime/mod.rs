@@ -97,8 +97,11 @@ struct Inner {
     wrapper: Option<Arc<dyn WrappingObjectStore>>,
     budget: Arc<UnflushedBudget>,
     /// A version that is read for its own sake is a store of its own.
-    places: Mutex<HashMap<(Location, Option<AtVersion>), Arc<Place>>>,
+    places: Mutex<HashMap<PlaceKey, Arc<Place>>>,
 }
+
+/// Where a store is, and at which version it was opened if not the newest.
+type PlaceKey = (Location, Option<AtVersion>);
 
 /// A location and the store open there, if any. The lock is held while a store is opened or
 /// closed, so that the next opener waits for the last closer.

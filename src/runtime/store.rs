@@ -98,6 +98,11 @@ impl RolloutStore {
         self.table.location()
     }
 
+    /// Says that a session plans by the columns this process knows.
+    pub(crate) fn note_columns_asked(&self) {
+        self.maintenance.note_columns_asked();
+    }
+
     /// Its columns, key and defaults.
     pub fn schema(&self) -> Arc<TableSchema> {
         self.table.schema()

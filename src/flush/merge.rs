@@ -12,9 +12,14 @@
 //!   again and the rows worked out anew, so that what was deleted meanwhile stays deleted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::pin::Pin;
 use std::sync::Arc;
 
+use arrow_array::RecordBatch;
+use datafusion::error::Result as DataFusionResult;
+use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::stream::Peekable;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use lance::Dataset;
 use lance::dataset::mem_wal::ShardManifestStore;
@@ -24,10 +29,11 @@ use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode};
 use lance_index::mem_wal::{CompactedSsTable, ShardManifest};
 use lance_table::format::Fragment;
 use lance_table::format::key_existence::{FilterType, KeyExistenceFilter, KeyValue};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use crate::error::{Result, RolloutError};
-use crate::schema::{DictionaryValues, TableSchema, small_dictionary_columns};
+use crate::schema::{DictionaryValues, TableSchema};
 use crate::store::masks::{KeyCache, KeySource, Masks, RowSet};
 use crate::store::{Generation, LanceTable, OwnShards, scan_generation};
 
@@ -84,14 +90,10 @@ pub(crate) async fn prepare(
     let masks = Masks::build(table, cache, base, &sources).await?;
     let rows_written: u64 = (0..sources.len()).map(|i| masks.live_rows(i)).sum();
     let rows_replaced = crate::store::masks::row_count(&masks.base);
-    let mut new_fragments = Vec::new();
-    for group in files(&schema, generations).await? {
-        let sources: Vec<_> = group.filter(|i| masks.live_rows(*i) > 0).collect();
-        if !sources.is_empty() {
-            new_fragments
-                .extend(write_winners(table, &schema, base, generations, &masks, &sources).await?);
-        }
-    }
+    let live: Vec<_> = (0..sources.len())
+        .filter(|i| masks.live_rows(*i) > 0)
+        .collect();
+    let new_fragments = write_winners(table, &schema, base, generations, &masks, &live).await?;
     let (updated_fragments, removed_fragment_ids) = delete_losers(table, base, &masks.base).await?;
     let mut progress: HashMap<Uuid, u64> = HashMap::new();
     for generation in generations {
@@ -216,36 +218,6 @@ pub(super) async fn forget_in(
         .map(|_| ())
 }
 
-/// Which generations go into one file: as many as their dictionary columns allow.
-async fn files(
-    schema: &TableSchema,
-    generations: &[Arc<Generation>],
-) -> Result<Vec<std::ops::Range<usize>>> {
-    let columns = small_dictionary_columns(schema.stored())?;
-    let mut files = Vec::new();
-    let mut from = 0;
-    let mut values = DictionaryValues::default();
-    for (i, generation) in generations.iter().enumerate() {
-        let mut own = DictionaryValues::default();
-        if !columns.fields().is_empty() {
-            let mut batches = scan_generation(generation, &RowSet::new(), &columns).await?;
-            while let Some(batch) = batches.try_next().await? {
-                own = own.joined(&DictionaryValues::of(&batch)?)?;
-            }
-        }
-        match values.joined(&own) {
-            Ok(joined) => values = joined,
-            Err(_) => {
-                files.push(from..i);
-                from = i;
-                values = own;
-            }
-        }
-    }
-    files.push(from..generations.len());
-    Ok(files)
-}
-
 /// Writes the winning rows of some generations as fragments no version names yet.
 async fn write_winners(
     table: &LanceTable,
@@ -272,16 +244,61 @@ async fn write_winners(
         })
         .map_ok(|batches| batches.map_err(datafusion::error::DataFusionError::from))
         .try_flatten();
-    let source = Box::pin(RecordBatchStreamAdapter::new(stored, rows.boxed()))
-        as datafusion::execution::SendableRecordBatchStream;
+    let source = Box::pin(RecordBatchStreamAdapter::new(stored, rows.boxed()));
     write_fragments(table, base, source).await
 }
 
-/// Writes rows of the stored schema as fragments no version names yet.
+/// Writes rows of the stored schema as fragments no version names yet: as few files as their
+/// dictionary columns allow, for one with more values than its keys can number cannot be read.
 pub(crate) async fn write_fragments(
     table: &LanceTable,
     base: &Arc<Dataset>,
-    rows: datafusion::execution::SendableRecordBatchStream,
+    rows: SendableRecordBatchStream,
+) -> Result<Vec<Fragment>> {
+    let schema = rows.schema();
+    let rows = Arc::new(Mutex::new(rows.peekable()));
+    let mut fragments = Vec::new();
+    while Pin::new(&mut *rows.lock().await).peek().await.is_some() {
+        let file = futures::stream::unfold(
+            (rows.clone(), Some(DictionaryValues::default())),
+            |(rows, values)| async move {
+                let (batch, values) = next_of_file(&rows, values?).await?;
+                Some((batch, (rows, values)))
+            },
+        );
+        let file = RecordBatchStreamAdapter::new(schema.clone(), file.boxed());
+        fragments.extend(write_file(table, base, Box::pin(file)).await?);
+    }
+    Ok(fragments)
+}
+
+type Rows = Mutex<Peekable<SendableRecordBatchStream>>;
+
+/// The next batch, if the file has room for its values, and what the file holds then. What cannot be
+/// read or does not even fit alone is the file's last.
+async fn next_of_file(
+    rows: &Rows,
+    values: DictionaryValues,
+) -> Option<(DataFusionResult<RecordBatch>, Option<DictionaryValues>)> {
+    let mut rows = rows.lock().await;
+    let joined = match Pin::new(&mut *rows).peek().await? {
+        Ok(batch) => DictionaryValues::of(batch).and_then(|own| {
+            let alone = DictionaryValues::default().joined(&own);
+            alone.map(|_| values.joined(&own).ok())
+        }),
+        Err(_) => return rows.next().await.map(|error| (error, None)),
+    };
+    match joined {
+        Ok(Some(joined)) => rows.next().await.map(|batch| (batch, Some(joined))),
+        Ok(None) => None,
+        Err(error) => Some((Err(error.into()), None)),
+    }
+}
+
+async fn write_file(
+    table: &LanceTable,
+    base: &Arc<Dataset>,
+    rows: SendableRecordBatchStream,
 ) -> Result<Vec<Fragment>> {
     let params = table.write_params(WriteMode::Append);
     let written = InsertBuilder::new(base.clone())

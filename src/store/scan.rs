@@ -67,7 +67,8 @@ pub(crate) async fn scan_dataset(
         scanner.with_physical_row_addr_prefilter(allowed);
     }
     if let Some(filter) = &spec.filter {
-        let late = wide_columns(&spec.columns, filter);
+        let mut late = wide_columns(&spec.columns, filter);
+        late.retain(|column| dataset.schema().field(column).is_some());
         let style = MaterializationStyle::all_early_except(&late, dataset.schema());
         scanner.materialization_style(style.map_err(context())?);
         scanner.filter_expr(for_dataset(filter, dataset)?);

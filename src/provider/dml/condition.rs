@@ -23,6 +23,7 @@ use lance_core::ROW_ADDR;
 use super::super::filter::for_storage;
 use super::On;
 use crate::error::{Result, RolloutError};
+use crate::schema::small_dictionary_columns;
 use crate::store::masks::RowSet;
 use crate::store::{Batches, ScanSpec, scan_dataset};
 
@@ -98,6 +99,22 @@ impl Condition {
         }
     }
 
+    /// Reads the base. Lance may join rows of neighbouring fragments in one batch, whose dictionaries
+    /// together may have more values than their keys can number: such columns are read one fragment at
+    /// a time.
+    async fn read(&self, on: &On<'_>, spec: ScanSpec) -> Result<Batches> {
+        let fragments = on.base.fragments().as_ref().clone();
+        if small_dictionary_columns(&self.columns)?.fields().is_empty() {
+            return scan_dataset(&on.base, fragments, &RowSet::new(), &spec).await;
+        }
+        let base = on.base.clone();
+        let read = futures::stream::iter(fragments).then(move |fragment| {
+            let (base, spec) = (base.clone(), spec.clone());
+            async move { scan_dataset(&base, vec![fragment], &RowSet::new(), &spec).await }
+        });
+        Ok(read.try_flatten().boxed())
+    }
+
     /// The rows that meet the condition, with their addresses.
     pub(super) async fn rows(&self, on: &On<'_>) -> Result<Batches> {
         let spec = ScanSpec {
@@ -107,8 +124,7 @@ impl Condition {
             batch_size: Some(on.batch_size),
             bytes_read: None,
         };
-        let fragments = on.base.fragments().as_ref().clone();
-        let read = scan_dataset(&on.base, fragments, &RowSet::new(), &spec).await?;
+        let read = self.read(on, spec).await?;
         let rest = self.by_engine.clone();
         Ok(read
             .and_then(move |batch| futures::future::ready(passing(rest.as_ref(), batch)))

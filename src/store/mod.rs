@@ -2,6 +2,7 @@
 
 mod clock;
 mod columns;
+mod create;
 mod lease;
 mod location;
 pub(crate) mod masks;

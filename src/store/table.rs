@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_array::RecordBatchIterator;
 use arrow_schema::Schema;
 use futures::FutureExt;
 use lance::Dataset;
@@ -23,12 +22,13 @@ use parking_lot::RwLock;
 use uuid::Uuid;
 
 use super::clock::StampClock;
+use super::create::create;
 use super::location::Location;
 use super::object_store::{install_local_store, probe_put_if_absent};
 use super::versions;
 use crate::error::{Result, RolloutError};
 use crate::options::{AtVersion, OnConflict};
-use crate::schema::{DEFAULTS_METADATA, ON_CONFLICT_METADATA, TableSchema, render_defaults};
+use crate::schema::TableSchema;
 
 /// Lance's own memtable limits. Replay refuses entries written under larger ones, so no writer
 /// goes below what the table records, and the table never records less than these.
@@ -388,92 +388,13 @@ fn schema_in(base: &Dataset) -> Result<TableSchema> {
     TableSchema::stored_in(&arrow)
 }
 
-async fn load(request: &OpenRequest) -> lance::Result<Dataset> {
+pub(super) async fn load(request: &OpenRequest) -> lance::Result<Dataset> {
     DatasetBuilder::from_uri(request.location.uri())
         .with_session(request.session.clone())
         .with_store_params(request.params.clone())
         .load()
         .boxed()
         .await
-}
-
-async fn create(request: &OpenRequest) -> Result<Dataset> {
-    let location = &request.location;
-    if request.read_only || !request.create {
-        return Err(RolloutError::invalid(format!(
-            "there is no rollouts table at {location}, and this statement may not create one \
-             (options 'rollout.create', 'rollout.read_only', 'rollout.version' and \
-             'rollout.timestamp')"
-        )));
-    }
-    if let Some(path) = location.local_path() {
-        refuse_foreign_folder(path)?;
-        std::fs::create_dir_all(path).map_err(|error| {
-            RolloutError::invalid(format!("LOCATION {location} cannot be written: {error}"))
-        })?;
-    }
-    let (schema, mut metadata) = match &request.declared {
-        Some(declared) => (
-            declared.clone(),
-            HashMap::from([(
-                DEFAULTS_METADATA.to_string(),
-                render_defaults(declared.defaults())?,
-            )]),
-        ),
-        None => (TableSchema::rollouts(), HashMap::new()),
-    };
-    // What is the default is not written: other programs' tables have no such mark either.
-    if let Some(mode) = request
-        .on_conflict
-        .filter(|mode| *mode != OnConflict::default())
-    {
-        metadata.insert(ON_CONFLICT_METADATA.to_string(), mode.as_str().to_string());
-    }
-    let stored = Arc::new(Schema::new_with_metadata(
-        schema.stored().fields().clone(),
-        metadata,
-    ));
-    let empty = RecordBatchIterator::new(std::iter::empty(), stored);
-    let params = WriteParams {
-        mode: WriteMode::Create,
-        session: Some(request.session.clone()),
-        store_params: Some(request.params.clone()),
-        ..Default::default()
-    };
-    match Dataset::write(empty, location.uri(), Some(params))
-        .boxed()
-        .await
-    {
-        Ok(base) => Ok(base),
-        // Another first writer was faster: its table is ours too.
-        Err(first) => match load(request).await {
-            Ok(base) => Ok(base),
-            Err(_) => Err(RolloutError::Storage {
-                context: format!("creating the table at {location}"),
-                source: first,
-            }),
-        },
-    }
-}
-
-/// A folder that holds something else is not made into a table by a slip of the pen.
-fn refuse_foreign_folder(path: &std::path::Path) -> Result<()> {
-    let foreign = std::fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name())
-        // What a first writer that was interrupted, or runs right now, leaves.
-        .find(|name| !name.to_string_lossy().starts_with('_') && name != "data");
-    match foreign {
-        Some(name) => Err(RolloutError::invalid(format!(
-            "LOCATION {} is not a rollouts table and not empty (it holds '{}'): use a new or empty \
-             folder",
-            path.display(),
-            name.to_string_lossy()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// The table's MemWAL details; sets MemWAL up where it is missing.

@@ -23,11 +23,13 @@
 //!   a dollar sign is written `\$` and a backslash `\\`. The folder's path in results and errors
 //!   is shown as `$DIR`.
 
+#[path = "../tests/support/checkout.rs"]
+mod checkout;
 mod script;
 mod session;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -94,7 +96,7 @@ impl Arguments {
 
 /// Every `.slt` file of this folder with the name it is reported by, in order.
 fn files() -> std::io::Result<Vec<(String, PathBuf)>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql-tests");
+    let folder = checkout::root().join("sql-tests");
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

@@ -67,7 +67,7 @@ impl Header {
 
 /// The sample data, if it is here.
 fn data_folder() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    let folder = crate::checkout::root().join("../shared/data");
     folder.canonicalize().ok().filter(|folder| folder.is_dir())
 }
 

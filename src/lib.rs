@@ -47,6 +47,8 @@ mod runtime;
 mod schema;
 mod session_ext;
 mod store;
+#[cfg(test)]
+mod testing;
 
 pub use error::{Result, RolloutError};
 pub use flush::{CompactionReport, MergeReport, Removal, RemovalKind};

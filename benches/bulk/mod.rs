@@ -23,7 +23,7 @@ use super::harness::args::Args;
 use super::harness::figure::{Figure, Goal, millis};
 use super::harness::process::{peak_rss_bytes, reset_peak_rss, rss_bytes};
 use super::harness::rows::{Row, RowMaker};
-use super::harness::session::Process;
+use super::harness::session::{Process, scratch};
 use super::harness::stats::median;
 
 /// The name of this benchmark in its figures.
@@ -54,14 +54,13 @@ impl Options {
         } else {
             Self::standard()
         };
-        let dir = args.get("dir", String::new());
         Self {
             rows: args.get("rows", start.rows),
             tokens: args.get("tokens", start.tokens),
             runs: args.get("runs", start.runs),
             memory_mib: args.get("memory-mib", start.memory_mib),
             fsync: args.get("fsync", start.fsync),
-            dir: (!dir.is_empty()).then(|| PathBuf::from(dir)),
+            dir: args.dir(),
         }
     }
 
@@ -102,11 +101,7 @@ struct Insert {
 
 /// Measures everything.
 pub async fn run(options: Options) -> Vec<Figure> {
-    let folder = match &options.dir {
-        Some(dir) => tempfile::tempdir_in(dir),
-        None => tempfile::tempdir(),
-    };
-    let folder = folder.expect("a folder");
+    let folder = scratch(options.dir.as_deref());
     let mut inserts = Vec::new();
     let mut writes = Vec::new();
     for run in 0..options.runs {

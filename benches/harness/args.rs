@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The arguments that were given and not yet asked for.
@@ -63,6 +64,12 @@ impl Args {
                 .unwrap_or_else(|error| panic!("--{name} '{text}': {error:?}")),
             None => default,
         }
+    }
+
+    /// The value of `--dir`, where tables are made; none is the system's folder for temporary files.
+    pub fn dir(&mut self) -> Option<PathBuf> {
+        let dir = self.get("dir", String::new());
+        (!dir.is_empty()).then(|| PathBuf::from(dir))
     }
 
     /// Refuses what nobody asked for.

@@ -24,6 +24,15 @@ pub fn quiet() -> RuntimeSettings {
     }
 }
 
+/// A folder for the tables, gone at the end.
+pub fn scratch(dir: Option<&Path>) -> tempfile::TempDir {
+    let folder = match dir {
+        Some(dir) => tempfile::tempdir_in(dir),
+        None => tempfile::tempdir(),
+    };
+    folder.expect("a folder")
+}
+
 /// A runtime and a session on it: as much as one process has.
 #[derive(Clone)]
 pub struct Process {

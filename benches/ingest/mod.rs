@@ -6,6 +6,7 @@
 
 mod load;
 mod requests;
+mod stages;
 mod ways;
 
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use serde_json::json;
 use super::harness::args::Args;
 use super::harness::figure::{Figure, Goal, millis};
 use super::harness::rows::{Row, RowMaker};
-use super::harness::session::{Process, quiet};
+use super::harness::session::{Process, quiet, scratch};
 use super::harness::stats::{mean, percentile};
 use super::harness::store::{Meter, PutTime};
 use load::Load;
@@ -68,14 +69,13 @@ impl Options {
             (false, false) => PutTime::Fixed(median),
             (false, true) => PutTime::HeavyTailed { median, seed: 1 },
         };
-        let dir = args.get("dir", String::new());
         Self {
             put,
             content: args.get("content", start.content),
             puts: args.get("puts", start.puts),
             idle: Duration::from_secs(args.get("idle-secs", start.idle.as_secs())),
             fsync: args.get("fsync", start.fsync),
-            dir: (!dir.is_empty()).then(|| PathBuf::from(dir)),
+            dir: args.dir(),
             ..start
         }
     }
@@ -126,11 +126,7 @@ impl Options {
 
 /// Measures everything.
 pub async fn run(options: Options) -> Vec<Figure> {
-    let folder = match &options.dir {
-        Some(dir) => tempfile::tempdir_in(dir),
-        None => tempfile::tempdir(),
-    };
-    let folder = folder.expect("a folder");
+    let folder = scratch(options.dir.as_deref());
     // It does nothing most of the time, and has that time while the loads run.
     let idle = requests::idle_minute(folder.path().join("idle"), options.clone());
     let idle = datafusion::common::runtime::SpawnedTask::spawn(idle);
@@ -146,6 +142,7 @@ pub async fn run(options: Options) -> Vec<Figure> {
         process,
         options,
     };
+    figures.push(stages::measure(&bench.process, &bench.writer).await);
     figures.extend(bench.loads().await);
     figures.extend(bench.heavy_tail().await);
     figures.push(bench.under_maintenance().await);

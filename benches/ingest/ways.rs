@@ -91,16 +91,20 @@ impl Writer {
         }
     }
 
-    async fn insert(&self, row: Row) {
-        let statement = format!(
+    /// The statement that inserts one row.
+    pub fn statement(&self, row: Row) -> String {
+        format!(
             "INSERT INTO rollouts (id, problem_id, policy_step, reward, content)
              VALUES ('{}', 'problem-{}', {}, 0.5, '{}')",
             row.id(),
             row.number % 100,
             row.number / 1000,
             self.content
-        );
-        let frame = self.ctx.sql(&statement).await.expect("plans");
+        )
+    }
+
+    async fn insert(&self, row: Row) {
+        let frame = self.ctx.sql(&self.statement(row)).await.expect("plans");
         frame.collect().await.expect("inserts");
     }
 

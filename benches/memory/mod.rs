@@ -13,7 +13,7 @@ use super::harness::args::Args;
 use super::harness::figure::{Figure, Goal};
 use super::harness::process::rss_bytes;
 use super::harness::rows::{Row, RowMaker};
-use super::harness::session::{Process, quiet};
+use super::harness::session::{Process, quiet, scratch};
 use super::harness::stats::slope;
 
 /// The name of this benchmark in its figures.
@@ -58,13 +58,12 @@ impl Options {
         } else {
             Self::standard()
         };
-        let dir = args.get("dir", String::new());
         Self {
             rounds: args.get("rounds", start.rounds),
             tables: args.get("tables", start.tables),
             cache_mib: args.get("cache-mib", start.cache_mib),
             every: start.every,
-            dir: (!dir.is_empty()).then(|| PathBuf::from(dir)),
+            dir: args.dir(),
         }
     }
 
@@ -91,11 +90,7 @@ impl Options {
 
 /// Measures one way of sharing.
 pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
-    let folder = match &options.dir {
-        Some(dir) => tempfile::tempdir_in(dir),
-        None => tempfile::tempdir(),
-    };
-    let folder = folder.expect("a folder");
+    let folder = scratch(options.dir.as_deref());
     let settings = RuntimeSettings {
         cache_bytes: match sharing {
             Sharing::Shared => options.cache_mib << 20,

@@ -16,7 +16,7 @@ use super::harness::args::Args;
 use super::harness::figure::{Figure, Goal, millis};
 use super::harness::process::{peak_rss_bytes, reset_peak_rss, rss_bytes};
 use super::harness::rows::{BATCH_ROWS, Row, RowMaker};
-use super::harness::session::{Process, quiet};
+use super::harness::session::{Process, quiet, scratch};
 use super::harness::stats::median;
 
 /// The name of this benchmark in its figures.
@@ -53,14 +53,13 @@ impl Options {
         } else {
             Self::standard()
         };
-        let dir = args.get("dir", String::new());
         Self {
             rows: args.get("rows", start.rows),
             generations: args.get("generations", start.generations),
             generation_rows: args.get("generation-rows", start.generation_rows),
             runs: args.get("runs", start.runs),
             tokens: args.get("tokens", start.tokens),
-            dir: (!dir.is_empty()).then(|| PathBuf::from(dir)),
+            dir: args.dir(),
         }
     }
 
@@ -121,11 +120,7 @@ struct Measured {
 
 /// Measures everything.
 pub async fn run(options: Options) -> Vec<Figure> {
-    let folder = match &options.dir {
-        Some(dir) => tempfile::tempdir_in(dir),
-        None => tempfile::tempdir(),
-    };
-    let folder = folder.expect("a folder");
+    let folder = scratch(options.dir.as_deref());
     let n = one(folder.path(), options.rows, &options).await;
     let n5 = one(folder.path(), options.rows * TIMES, &options).await;
 

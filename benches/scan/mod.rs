@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::harness::args::Args;
 use super::harness::figure::{Figure, Goal, millis};
-use super::harness::session::{Process, quiet};
+use super::harness::session::{Process, quiet, scratch};
 use super::harness::stats::median;
 use super::harness::store::{Meter, PathClass, PutTime, Request};
 use queries::Query;
@@ -59,7 +59,6 @@ impl Options {
         } else {
             Self::standard()
         };
-        let dir = args.get("dir", String::new());
         Self {
             rows: args.get("rows", start.rows),
             generations: args.get("generations", start.generations),
@@ -68,7 +67,7 @@ impl Options {
             runs: args.get("runs", start.runs),
             lsm_rows: args.get("lsm-rows", start.lsm_rows),
             plan_shards: start.plan_shards,
-            dir: (!dir.is_empty()).then(|| PathBuf::from(dir)),
+            dir: args.dir(),
         }
     }
 
@@ -111,11 +110,7 @@ impl Options {
 
 /// Measures everything.
 pub async fn run(options: Options) -> Vec<Figure> {
-    let folder = match &options.dir {
-        Some(dir) => tempfile::tempdir_in(dir),
-        None => tempfile::tempdir(),
-    };
-    let folder = folder.expect("a folder");
+    let folder = scratch(options.dir.as_deref());
     let mut figures = Vec::new();
     let template = Template::write(folder.path(), options.rows, &options).await;
     for percent in [1, 0, 100] {

@@ -89,13 +89,7 @@ impl Maintenance {
     /// Claims a dead writer's shard, which fences the writer should it wake, replays its log and
     /// flushes what that brings.
     async fn adopt_shard(&self, shard: Uuid) -> Result<u64> {
-        let manifest = self
-            .table
-            .manifest_store(shard)
-            .latest()
-            .await
-            .map_err(self.table.context(format!("reading shard {shard}")))?;
-        if manifest.is_none() {
+        if self.table.newest_manifest(shard).await?.is_none() {
             return Ok(0);
         }
         let writer = open_shard(&self.table, shard, self.settings.max_memtable_bytes).await?;

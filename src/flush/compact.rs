@@ -161,13 +161,7 @@ async fn fitting(table: &LanceTable, base: &Arc<Dataset>, chosen: Vec<u32>) -> R
     if columns.fields().is_empty() {
         return Ok(chosen);
     }
-    let spec = ScanSpec {
-        columns,
-        filter: None,
-        limit: None,
-        batch_size: None,
-        bytes_read: None,
-    };
+    let spec = ScanSpec::all(columns);
     let mut fitting = Vec::new();
     let mut values = DictionaryValues::default();
     for id in chosen {

@@ -55,12 +55,7 @@ impl Report for Shards {
         let own = store.insert_path().own_shards();
         let mut manifests = Vec::new();
         for shard in table.list_shards().await? {
-            let manifest = table
-                .manifest_store(shard)
-                .latest()
-                .await
-                .map_err(table.context(format!("reading shard {shard}")))?;
-            manifests.extend(manifest);
+            manifests.extend(table.newest_manifest(shard).await?);
         }
         let done = |shard: &Uuid| merged.get(shard).copied().unwrap_or(0);
         let figures = |figure: &dyn Fn(&lance_index::mem_wal::ShardManifest) -> u64| {

@@ -132,13 +132,15 @@ impl Lane {
         if Arc::ptr_eq(&*writer.schema.read(), &schema) {
             return Ok(schema);
         }
-        let error = match within(patience, writer.evolve_to(&base).boxed()).await {
-            Some(Ok(_)) => {
+        let doing = "taking up a new column";
+        let evolved = writer.evolve_to(&base).boxed();
+        let evolved = async { evolved.await.map_err(self.table.context(doing)) };
+        let error = match in_time(&self.table, doing, patience, evolved).await {
+            Ok(_) => {
                 *writer.schema.write() = schema.clone();
                 return Ok(schema);
             }
-            Some(Err(error)) => self.table.context("taking up a new column")(error),
-            None => self.silent("taking up a new column", patience),
+            Err(error) => error,
         };
         tracing::warn!(shard = %writer.shard_id(), %error, "replacing the shard's writer");
         let replaced = within(patience, self.replace(&writer)).await;
@@ -192,15 +194,8 @@ impl Lane {
 
     /// The writer, if it can be had in this time: storage that is silent keeps no statement for ever.
     pub(super) async fn writer_within(&self, patience: Duration) -> Result<Arc<Resident>> {
-        let opened = within(patience, self.writer()).await;
-        opened.unwrap_or_else(|| Err(self.silent("opening a shard for writing", patience)))
-    }
-
-    fn silent(&self, doing: &str, patience: Duration) -> RolloutError {
-        RolloutError::Storage {
-            context: format!("{doing} at {}", self.table.location()),
-            source: lance::Error::io(format!("no answer within {patience:?}")),
-        }
+        let doing = "opening a shard for writing";
+        in_time(&self.table, doing, patience, self.writer()).await
     }
 
     /// Writes batches as one WAL object and waits until it has landed.
@@ -255,10 +250,8 @@ impl Lane {
             first = false;
             counters.reopens.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(shard = %writer.shard_id(), %error, "replacing the shard's writer");
-            let replaced = within(patience, self.replace(&writer)).await;
-            writer = match replaced
-                .unwrap_or_else(|| Err(self.silent("replacing a shard's writer", patience)))
-            {
+            let doing = "replacing a shard's writer";
+            writer = match in_time(&self.table, doing, patience, self.replace(&writer)).await {
                 Ok(writer) => writer,
                 Err(RolloutError::Fenced(message)) => return Err(PutFailure::Fenced(message)),
                 Err(reopen) => {
@@ -547,8 +540,23 @@ fn retire(writer: Arc<Resident>) {
     });
 }
 
+/// The result of some work on storage, or an error that says what was not answered in time.
+pub(super) async fn in_time<T>(
+    table: &LanceTable,
+    doing: &str,
+    patience: Duration,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    within(patience, work).await.unwrap_or_else(|| {
+        Err(RolloutError::Storage {
+            context: format!("{doing} at {}", table.location()),
+            source: lance::Error::io(format!("no answer within {patience:?}")),
+        })
+    })
+}
+
 /// The result of some work, if it comes in time; zero is patient for ever.
-pub(super) async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> Option<T> {
+async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> Option<T> {
     if patience.is_zero() {
         return Some(work.await);
     }

@@ -236,13 +236,8 @@ impl InsertPath {
     }
 
     async fn renewed(&self) -> Result<bool> {
-        let renewed = lane::within(self.put_timeout, self.leases.renew()).await;
-        renewed.unwrap_or_else(|| {
-            Err(RolloutError::Storage {
-                context: format!("renewing the lease at {}", self.table.location()),
-                source: lance::Error::io(format!("no answer within {:?}", self.put_timeout)),
-            })
-        })
+        let renewed = self.leases.renew();
+        lane::in_time(&self.table, "renewing the lease", self.put_timeout, renewed).await
     }
 
     async fn put(&self, lane: usize, group: &queue::Group) -> Result<Duration, queue::PutFailure> {
@@ -359,13 +354,7 @@ impl InsertPath {
     pub(crate) async fn recover(&self) -> Result<()> {
         for (index, lane) in self.lanes.iter().enumerate() {
             let (shard, _) = self.leases.shard_of_lane(index).await?;
-            let manifest = self
-                .table
-                .manifest_store(shard)
-                .latest()
-                .await
-                .map_err(self.table.context(format!("reading shard {shard}")))?;
-            if manifest.is_some() {
+            if self.table.newest_manifest(shard).await?.is_some() {
                 lane.writer().await?;
             }
         }

@@ -1,50 +1,8 @@
 //! What a lost lease does to the lanes, step by step.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
-
-use datafusion::prelude::SessionContext;
-
-use crate::options::{RuntimeSettings, TableOptions};
-use crate::runtime::RolloutStore;
-use crate::{RolloutRuntime, RolloutSessionExt, RolloutTableProvider};
-
-struct Process {
-    ctx: SessionContext,
-    store: Arc<RolloutStore>,
-}
+use crate::testing::Process;
 
 impl Process {
-    /// Nothing happens unless a test does it.
-    async fn open(folder: &Path) -> Self {
-        let settings = RuntimeSettings {
-            flush_interval: Duration::ZERO,
-            merge_after_generations: 0,
-            merge_max_age: Duration::ZERO,
-            lease_ttl: Duration::from_secs(3600),
-            ..Default::default()
-        };
-        let runtime = RolloutRuntime::builder()
-            .with_settings(settings)
-            .build()
-            .expect("builds");
-        let ctx = SessionContext::new();
-        ctx.register_rollouts(&runtime).expect("registers");
-        let place = folder.display().to_string();
-        let options = TableOptions::default();
-        let store = RolloutTableProvider::register(&ctx, "rollouts", &place, options)
-            .await
-            .expect("opens");
-        Self { ctx, store }
-    }
-
-    async fn insert(&self, id: &str) {
-        let insert = format!("INSERT INTO rollouts (id) VALUES ('{id}')");
-        let plan = self.ctx.sql(&insert).await.expect("plans");
-        plan.collect().await.expect("inserts");
-    }
-
     /// Another process adopts the lease: it flushes the shards and gives the slot back.
     async fn is_adopted_by(&self, other: &Process) {
         let slot = self.store.leases().own_slot().await.expect("a lease");

@@ -124,12 +124,7 @@ impl RolloutScanExec {
             .masks
             .base_live_rows(&view.snapshot.base)
             .map(|base| base + generation_rows.iter().chain(&memtable_rows).sum::<u64>());
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(columns.clone()),
-            Partitioning::UnknownPartitioning(partitions.len()),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
+        let properties = properties(&columns, partitions.len());
         let recipe = ScanRecipe {
             uri,
             base_version: view.snapshot.base.version().version,
@@ -156,12 +151,7 @@ impl RolloutScanExec {
 
     /// The same scan of fewer leaves.
     fn with_columns(&self, columns: SchemaRef) -> Self {
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(columns.clone()),
-            self.properties.output_partitioning().clone(),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
+        let properties = properties(&columns, self.recipe.partitions.len());
         Self {
             recipe: Arc::new(ScanRecipe {
                 columns,
@@ -184,6 +174,15 @@ impl RolloutScanExec {
         let schema = DFSchema::try_from(self.table_schema.as_ref().clone())?;
         create_physical_expr(&filter, &schema, &ExecutionProps::new()).map(Some)
     }
+}
+
+fn properties(columns: &SchemaRef, partitions: usize) -> PlanProperties {
+    PlanProperties::new(
+        EquivalenceProperties::new(columns.clone()),
+        Partitioning::UnknownPartitioning(partitions),
+        EmissionType::Incremental,
+        Boundedness::Bounded,
+    )
 }
 
 fn unqualified(expr: Expr) -> DataFusionResult<Expr> {

@@ -41,6 +41,19 @@ pub(crate) struct ScanSpec {
     pub(crate) bytes_read: Option<Count>,
 }
 
+impl ScanSpec {
+    /// All rows, in these columns.
+    pub(crate) fn all(columns: SchemaRef) -> Self {
+        Self {
+            columns,
+            filter: None,
+            limit: None,
+            batch_size: None,
+            bytes_read: None,
+        }
+    }
+}
+
 /// Reads the rows of `fragments` that are not masked.
 ///
 /// # Errors
@@ -102,13 +115,7 @@ pub(crate) async fn scan_generation(
     masked: &RowSet,
     columns: &SchemaRef,
 ) -> Result<Batches> {
-    let spec = ScanSpec {
-        columns: columns.clone(),
-        filter: None,
-        limit: None,
-        batch_size: None,
-        bytes_read: None,
-    };
+    let spec = ScanSpec::all(columns.clone());
     let fragments = generation.fragments.clone();
     scan_dataset(&generation.dataset, fragments, masked, &spec).await
 }

@@ -247,14 +247,10 @@ async fn newest_manifest(
     shard: Uuid,
     known: Option<&ShardManifest>,
 ) -> Result<Option<ShardManifest>> {
-    let store = table.manifest_store(shard);
     if let Some(known) = known
         && !table.manifest_exists(&shard, known.version + 1).await?
     {
         return Ok(Some(known.clone()));
     }
-    store
-        .latest()
-        .await
-        .map_err(table.context(format!("reading shard {shard}")))
+    table.newest_manifest(shard).await
 }

@@ -13,7 +13,7 @@ use lance::dataset::mem_wal::util::{bit_reversed_filename, shard_manifest_path};
 use lance::dataset::mem_wal::{DatasetMemWalExt, ShardManifestStore};
 use lance::dataset::{WriteMode, WriteParams};
 use lance::session::Session;
-use lance_index::mem_wal::MemWalIndexDetails;
+use lance_index::mem_wal::{MemWalIndexDetails, ShardManifest};
 use lance_io::object_store::{ObjectStore, ObjectStoreParams};
 use lance_table::format::Fragment;
 use object_store::ObjectStoreExt;
@@ -319,6 +319,17 @@ impl LanceTable {
             shard,
             MANIFEST_SCAN_BATCH,
         )
+    }
+
+    /// A shard's newest manifest; none if it has none.
+    ///
+    /// # Errors
+    /// Storage that cannot be reached, or a manifest that cannot be read.
+    pub(crate) async fn newest_manifest(&self, shard: Uuid) -> Result<Option<ShardManifest>> {
+        self.manifest_store(shard)
+            .latest()
+            .await
+            .map_err(self.context(format!("reading shard {shard}")))
     }
 
     /// Whether a shard has a manifest of this version.

@@ -1,7 +1,9 @@
 //! What the tests share: a runtime on a folder, SQL in and rows out.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::faults::Faults;
 use arrow_array::RecordBatch;
@@ -153,6 +155,31 @@ impl Process {
 
     pub async fn count(&self) -> i64 {
         self.number("SELECT count(*) FROM rollouts").await
+    }
+
+    /// Waits until every id has at least the reward it was acknowledged with; returns what is still
+    /// missing after a minute.
+    pub async fn missing(&self, acknowledged: &BTreeMap<String, i64>) -> Vec<String> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let rows = self
+                .rows("SELECT id, CAST(reward AS BIGINT) FROM rollouts")
+                .await;
+            let found: BTreeMap<&str, i64> = rows
+                .iter()
+                .filter_map(|row| row.split_once('|'))
+                .map(|(id, reward)| (id, reward.parse().expect("a number")))
+                .collect();
+            let missing: Vec<_> = acknowledged
+                .iter()
+                .filter(|(id, reward)| found.get(id.as_str()).is_none_or(|found| found < reward))
+                .map(|(id, reward)| format!("{id} {reward}: {:?}", found.get(id.as_str())))
+                .collect();
+            if missing.is_empty() || Instant::now() > deadline {
+                return missing;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     pub async fn latest(&self) {

@@ -18,11 +18,8 @@ use datafusion::error::DataFusionError;
 use datafusion::sql::parser::DFParser;
 use datafusion_rollouts::options::{PREFIX, SETTINGS, SettingInfo};
 
+use crate::checkout::root;
 use crate::common::{Process, quiet};
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// README.md and the files of docs/.
 fn documents() -> Vec<PathBuf> {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use datafusion_rollouts::RuntimeSettings;
 use parking_lot::Mutex;
@@ -194,19 +194,7 @@ impl Round {
             )
         };
         assert!(doubled.is_empty(), "{what}: read twice: {doubled:?}");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let missing = loop {
-            let found = rewards(&process).await;
-            let missing: Vec<_> = acknowledged
-                .iter()
-                .filter(|(id, reward)| found.get(*id).is_none_or(|found| found < reward))
-                .map(|(id, reward)| format!("{id} {reward}: {:?}", found.get(id)))
-                .collect();
-            if missing.is_empty() || Instant::now() > deadline {
-                break missing;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        };
+        let missing = process.missing(&acknowledged).await;
         assert!(
             missing.is_empty(),
             "{what}: of {} acknowledged rows {} are missing: {missing:?}\n{}",
@@ -254,16 +242,6 @@ impl Round {
         let moved = std::fs::rename(&self.folder, &kept);
         state + &format!("the table is in {}: {moved:?}", kept.display())
     }
-}
-
-async fn rewards(process: &Process) -> BTreeMap<String, i64> {
-    let rows = process
-        .rows("SELECT id, CAST(reward AS BIGINT) FROM rollouts")
-        .await;
-    rows.iter()
-        .filter_map(|row| row.split_once('|'))
-        .map(|(id, reward)| (id.to_string(), reward.parse().expect("a number")))
-        .collect()
 }
 
 async fn round(seed: u64, wanted: usize) -> (BTreeMap<Fault, usize>, Ledger) {

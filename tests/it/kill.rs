@@ -303,11 +303,11 @@ async fn read_for_ever(process: &Process, place: &Place) {
 }
 
 /// What must be there: per id, the reward acknowledged last.
-fn expected(place: &Place) -> BTreeMap<String, usize> {
+fn expected(place: &Place) -> BTreeMap<String, i64> {
     let mut expected = BTreeMap::new();
     for line in lines(&place.acknowledged()) {
         let (id, reward) = line.split_once(' ').expect("id and reward");
-        let reward: usize = reward.parse().expect("a number");
+        let reward: i64 = reward.parse().expect("a number");
         let known = expected.entry(id.to_string()).or_insert(reward);
         *known = reward.max(*known);
     }
@@ -331,19 +331,7 @@ async fn verify(place: &Place, what: &str) -> usize {
         .iter()
         .filter_map(|line| line.split_once(' ').map(|(id, _)| id.to_string()))
         .collect();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let missing = loop {
-        let found = rewards(&process).await;
-        let missing: Vec<String> = expected
-            .iter()
-            .filter(|(id, reward)| found.get(*id).is_none_or(|found| found < reward))
-            .map(|(id, reward)| format!("{id} {reward}: {:?}", found.get(id)))
-            .collect();
-        if missing.is_empty() || Instant::now() > deadline {
-            break missing;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
+    let missing = process.missing(&expected).await;
     assert!(
         missing.is_empty(),
         "{what}: {} acknowledged rows missing: {missing:?}",
@@ -370,16 +358,6 @@ async fn verify(place: &Place, what: &str) -> usize {
     assert_eq!(lines(&place.faults()), [""; 0], "{what}");
     process.shutdown().await;
     rows
-}
-
-async fn rewards(process: &Process) -> BTreeMap<String, usize> {
-    let rows = process
-        .rows("SELECT id, CAST(reward AS BIGINT) FROM rollouts")
-        .await;
-    rows.iter()
-        .filter_map(|row| row.split_once('|'))
-        .map(|(id, reward)| (id.to_string(), reward.parse().expect("a number")))
-        .collect()
 }
 
 async fn until(deadline: Instant, mut done: impl FnMut() -> bool) -> bool {

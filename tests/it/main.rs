@@ -9,6 +9,8 @@
 mod basics;
 mod bench_smoke;
 mod bounds;
+#[path = "../support/checkout.rs"]
+mod checkout;
 mod cli;
 mod columns;
 mod common;

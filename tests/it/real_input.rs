@@ -19,7 +19,7 @@ type TestResult = Result<(), Box<dyn Error>>;
 const PEER_SHARD: &str = "02e81b29-f150-54b9-9a08-ce75944f6889";
 
 fn data() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    let folder = crate::checkout::root().join("../shared/data");
     let found = folder.canonicalize().ok().filter(|folder| folder.is_dir());
     if found.is_none() {
         println!("skipped: the sample data (../shared/data) is absent");

@@ -5,49 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datafusion::prelude::SessionContext;
 use lance::index::DatasetIndexExt;
 use lance_index::IndexType;
 use lance_index::scalar::ScalarIndexParams;
 
 use super::*;
-use crate::options::{RuntimeSettings, TableOptions};
-use crate::runtime::RolloutStore;
-use crate::{RolloutRuntime, RolloutSessionExt, RolloutTableProvider};
-
-struct Process {
-    ctx: SessionContext,
-    store: Arc<RolloutStore>,
-}
+use crate::testing::Process;
 
 impl Process {
-    async fn open(folder: &Path) -> Self {
-        let settings = RuntimeSettings {
-            flush_interval: Duration::ZERO,
-            merge_after_generations: 0,
-            merge_max_age: Duration::ZERO,
-            ..Default::default()
-        };
-        let runtime = RolloutRuntime::builder()
-            .with_settings(settings)
-            .build()
-            .expect("builds");
-        let ctx = SessionContext::new();
-        ctx.register_rollouts(&runtime).expect("registers");
-        let place = folder.display().to_string();
-        let options = TableOptions::default();
-        let store = RolloutTableProvider::register(&ctx, "rollouts", &place, options)
-            .await
-            .expect("opens");
-        Self { ctx, store }
-    }
-
-    async fn insert(&self, id: &str) {
-        let insert = format!("INSERT INTO rollouts (id) VALUES ('{id}')");
-        let plan = self.ctx.sql(&insert).await.expect("plans");
-        plan.collect().await.expect("inserts");
-    }
-
     async fn write(&self, id: &str) {
         self.insert(id).await;
         self.store.flush().await.expect("flushes");
@@ -283,10 +248,7 @@ async fn a_merge_worked_out_before_a_column_was_added_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_base_row_deleted_since_it_was_found_is_not_counted_out_again() {
     let folder = tempfile::tempdir().expect("folder");
-    let (a, b) = (
-        Process::open(folder.path()).await,
-        Process::open(folder.path()).await,
-    );
+    let (a, b) = Process::open_two(folder.path()).await;
     a.insert("other").await;
     a.write("x").await;
     a.store.merge().await.expect("merges");
@@ -302,10 +264,7 @@ async fn a_base_row_deleted_since_it_was_found_is_not_counted_out_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_from_before_a_merge_is_masked_as_of_then() {
     let folder = tempfile::tempdir().expect("folder");
-    let (a, b) = (
-        Process::open(folder.path()).await,
-        Process::open(folder.path()).await,
-    );
+    let (a, b) = Process::open_two(folder.path()).await;
     a.insert("other").await;
     a.write("x").await;
     a.store.merge().await.expect("merges");
@@ -323,10 +282,7 @@ async fn a_snapshot_from_before_a_merge_is_masked_as_of_then() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_base_row_deleted_since_it_won_lets_nothing_back_in() {
     let folder = tempfile::tempdir().expect("folder");
-    let (a, b) = (
-        Process::open(folder.path()).await,
-        Process::open(folder.path()).await,
-    );
+    let (a, b) = Process::open_two(folder.path()).await;
     b.insert("x").await;
     a.insert("other").await;
     a.write("x").await;

@@ -118,11 +118,9 @@ impl Condition {
     /// The rows that meet the condition, with their addresses.
     pub(super) async fn rows(&self, on: &On<'_>) -> Result<Batches> {
         let spec = ScanSpec {
-            columns: self.columns.clone(),
             filter: self.by_storage.clone(),
-            limit: None,
             batch_size: Some(on.batch_size),
-            bytes_read: None,
+            ..ScanSpec::all(self.columns.clone())
         };
         let read = self.read(on, spec).await?;
         let rest = self.by_engine.clone();

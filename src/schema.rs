@@ -6,9 +6,11 @@
 //! what Lance holds: the same fields, the key carrying Lance's primary-key mark.
 
 mod batch;
+mod column_cast;
 mod column_type;
 mod defaults;
 mod dictionary;
+mod fill;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +19,12 @@ use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use datafusion::logical_expr::Expr;
 
 pub(crate) use batch::{check_and_align, lacks_only_new_columns, with_stamps};
+pub(crate) use column_cast::cast_into;
 pub(crate) use column_type::parse_type;
+use defaults::default_sql;
 pub(crate) use defaults::{Markers, default_udfs, parse_stored_defaults, render_defaults};
 pub(crate) use dictionary::{DictionaryValues, small_dictionary_columns};
+pub(crate) use fill::{Fill, Filler, Source};
 
 use crate::error::{Result, RolloutError};
 use crate::options::OnConflict;
@@ -29,6 +34,8 @@ use crate::store::Location;
 pub(crate) const INGESTED_AT: &str = "ingested_at";
 /// The key of the rollout schema.
 pub(crate) const ID: &str = "id";
+/// When a row was made, by default when it was inserted.
+const CREATED_AT: &str = "created_at";
 /// Schema metadata that says what an id does that is inserted again; without it, 'update'.
 pub(crate) const ON_CONFLICT_METADATA: &str = "rollouts:on_conflict";
 /// Schema metadata under which a table's DEFAULT clauses are stored, as JSON.
@@ -77,7 +84,7 @@ impl TableSchema {
             text("dataset"),
             Field::new("sequence_order", DataType::Int32, false),
             Field::new("role", role, false),
-            Field::new("created_at", stamp_type(), false),
+            Field::new(CREATED_AT, stamp_type(), false),
             long_text("content"),
             Field::new("content_type", DataType::Utf8, false),
             long_text("model_input_string"),
@@ -138,6 +145,7 @@ impl TableSchema {
         check_key_type(&fields[key])?;
         fields[key] = fields[key].clone().with_nullable(false);
         for field in &fields {
+            check_storable(field)?;
             if field.name().starts_with('_') {
                 return Err(RolloutError::invalid(format!(
                     "column '{}': names that begin with an underscore are reserved",
@@ -330,13 +338,24 @@ impl TableSchema {
                 return Some(format!("its column '{}' is not declared", field.name()));
             }
         }
-        (self.key_name() != declared.key_name()).then(|| {
-            format!(
+        if self.key_name() != declared.key_name() {
+            return Some(format!(
                 "its key is '{}', not '{}'",
                 self.key_name(),
                 declared.key_name()
-            )
-        })
+            ));
+        }
+        for (column, default) in &declared.defaults {
+            let stored = self.defaults.get(column).map(default_sql);
+            let declared = default_sql(default);
+            if stored.as_ref() != Some(&declared) {
+                let stored = stored.unwrap_or_else(|| "none".to_string());
+                return Some(format!(
+                    "the DEFAULT of column '{column}' is stored as {stored}, not {declared}"
+                ));
+            }
+        }
+        None
     }
 }
 
@@ -357,6 +376,19 @@ fn no_key(schema: &Schema) -> RolloutError {
          Columns found: {}",
         column_names(schema)
     ))
+}
+
+/// A type that Lance has no form for is refused before anything is made.
+pub(crate) fn check_storable(field: &Field) -> Result<()> {
+    lance_core::datatypes::Field::try_from(field)
+        .map(|_| ())
+        .map_err(|_| {
+            RolloutError::invalid(format!(
+                "column '{}': the type {} cannot be stored",
+                field.name(),
+                field.data_type()
+            ))
+        })
 }
 
 fn check_key_type(field: &Field) -> Result<()> {
@@ -420,6 +452,41 @@ mod tests {
                 field.name()
             );
         }
+    }
+
+    #[test]
+    fn a_default_that_differs_is_a_difference() {
+        let columns = Schema::new(vec![
+            Field::new("id", DataType::Utf8, false),
+            Field::new("note", DataType::Utf8, true),
+        ]);
+        let with = |default: Option<&str>| {
+            let default =
+                default.map(|text| ("note".to_string(), datafusion::logical_expr::lit(text)));
+            TableSchema::declared(&columns, None, default.into_iter().collect()).expect("usable")
+        };
+        let stored = with(Some("x"));
+        assert_eq!(stored.difference_from(&with(Some("x"))), None);
+        assert_eq!(stored.difference_from(&with(None)), None, "said before");
+        for (stored, declared) in [(stored, Some("y")), (with(None), Some("x"))] {
+            let difference = stored.difference_from(&with(declared)).expect("differs");
+            assert!(
+                difference.contains("DEFAULT of column 'note'"),
+                "{difference}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_type_that_cannot_be_stored_names_its_column() {
+        let interval = DataType::Interval(arrow_schema::IntervalUnit::MonthDayNano);
+        let columns = Schema::new(vec![
+            Field::new("id", DataType::Utf8, false),
+            Field::new("took", interval, true),
+        ]);
+        let error =
+            TableSchema::declared(&columns, None, HashMap::new()).expect_err("no such type");
+        assert!(error.to_string().contains("column 'took'"), "{error}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use datafusion::prelude::SessionContext;
 use crate::error::Result;
 use crate::functions::table_functions;
 use crate::options::{RolloutSessionOptions, RolloutTableOptionsExtension};
-use crate::provider::{CheckDml, RolloutTableFactory};
+use crate::provider::{CheckDml, PlanInsert, RolloutTableFactory};
 use crate::runtime::RolloutRuntime;
 use crate::schema::default_udfs;
 
@@ -44,9 +44,19 @@ impl RolloutSessionExt for &SessionContext {
             state
                 .table_factories_mut()
                 .insert(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
-            let rules = &state.analyzer().rules;
-            if !rules.iter().any(|rule| rule.name() == CheckDml::NAME) {
+            let known = |name| {
+                state
+                    .analyzer()
+                    .rules
+                    .iter()
+                    .any(|rule| rule.name() == name)
+            };
+            let (checks, plans) = (known(CheckDml::NAME), known(PlanInsert::NAME));
+            if !checks {
                 state.add_analyzer_rule(Arc::new(CheckDml));
+            }
+            if !plans {
+                state.add_analyzer_rule(Arc::new(PlanInsert));
             }
         }
         self.register_table_options_extension(RolloutTableOptionsExtension::default());
@@ -73,7 +83,8 @@ impl RolloutSessionExt for SessionStateBuilder {
         let mut builder = self
             .with_config(config)
             .with_table_factory(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory))
-            .with_analyzer_rule(Arc::new(CheckDml));
+            .with_analyzer_rule(Arc::new(CheckDml))
+            .with_analyzer_rule(Arc::new(PlanInsert));
         builder
             .scalar_functions()
             .get_or_insert_default()

@@ -4,7 +4,8 @@
 //! run is bounded in bytes read and in what it holds in memory. Lance checks a rewrite against the
 //! commits made meanwhile: one that touched the same fragments makes it fail, and the next run
 //! plans anew. Row ids are not remapped on the spot (`defer_index_remap`): Lance's way of doing
-//! that does not know the table's MemWAL index.
+//! that does not know the table's MemWAL index. Lance joins no fragments that are not in the same
+//! segments of every index, so neither does the choice made here.
 
 use std::sync::Arc;
 
@@ -15,7 +16,10 @@ use lance::dataset::index::frag_reuse::cleanup_frag_reuse_index;
 use lance::dataset::optimize::{
     CompactionMetrics, CompactionOptions, commit_compaction, plan_compaction,
 };
+use lance::index::DatasetIndexExt;
 use lance_table::format::Fragment;
+use lance_table::system_index::is_system_index;
+use roaring::RoaringBitmap;
 
 use super::merge::is_conflict;
 use crate::error::{Result, RolloutError};
@@ -49,16 +53,18 @@ pub struct CompactionReport {
 }
 
 /// A fragment as the policy sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sized {
     pub(super) id: u32,
     pub(super) rows: u64,
     pub(super) deleted: u64,
     pub(super) bytes: u64,
+    /// Which of the indexes' segments cover it.
+    pub(super) segments: Vec<usize>,
 }
 
 impl Sized {
-    fn of(fragment: &Fragment) -> Self {
+    fn of(fragment: &Fragment, segments: &[RoaringBitmap]) -> Self {
         let bytes = |file: &lance_table::format::DataFile| file.file_size_bytes.get();
         let deleted = fragment
             .deletion_file
@@ -69,6 +75,9 @@ impl Sized {
             rows: fragment.physical_rows.unwrap_or(0) as u64,
             deleted: deleted.unwrap_or(0) as u64,
             bytes: fragment.files.iter().filter_map(bytes).map(u64::from).sum(),
+            segments: (0..segments.len())
+                .filter(|segment| segments[*segment].contains(fragment.id as u32))
+                .collect(),
         }
     }
 
@@ -82,12 +91,13 @@ impl Sized {
     }
 }
 
-/// Which fragments a run rewrites: runs of at least `least` small neighbours, and worn fragments,
-/// in order, up to `bound` bytes, at least one run.
+/// Which fragments a run rewrites: runs of at least `least` small neighbours in the same segments,
+/// and worn fragments, in order, up to `bound` bytes, at least one run.
 pub(super) fn choose(fragments: &[Sized], least: usize, bound: u64) -> Vec<u32> {
     let mut chosen: Vec<u32> = Vec::new();
     let mut bytes = 0;
-    for run in fragments.chunk_by(|a, b| a.small() == b.small()) {
+    let alike = |a: &Sized, b: &Sized| a.small() == b.small() && a.segments == b.segments;
+    for run in fragments.chunk_by(alike) {
         let whole = run[0].small() && run.len() >= least.max(2);
         for fragment in run.iter().filter(|fragment| whole || fragment.worn()) {
             bytes += fragment.bytes;
@@ -109,7 +119,9 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
     let mut attempts = 0;
     loop {
         let base = table.refresh_base().await?;
-        let fragments: Vec<Sized> = base.fragments().iter().map(Sized::of).collect();
+        let fragments = fragments(&base)
+            .await
+            .map_err(table.context("reading the indexes"))?;
         let chosen = fitting(table, &base, choose(&fragments, least, RUN_BYTES)).await?;
         let error = match rewrite(&base, &fragments, &chosen).await {
             Ok(None) => {
@@ -140,6 +152,20 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
         }
         tracing::debug!(attempts, %error, "a compaction lost against another commit");
     }
+}
+
+async fn fragments(base: &Dataset) -> lance::Result<Vec<Sized>> {
+    let segments: Vec<RoaringBitmap> = base
+        .load_indices()
+        .await?
+        .iter()
+        .filter(|index| !is_system_index(index))
+        .filter_map(|index| index.fragment_bitmap.clone())
+        .collect();
+    let fragments = base.fragments().iter();
+    Ok(fragments
+        .map(|fragment| Sized::of(fragment, &segments))
+        .collect())
 }
 
 /// Drops the record of moved rows as far as no index needs it any more.
@@ -241,6 +267,7 @@ mod tests {
             rows: *rows,
             deleted: *deleted,
             bytes: *bytes,
+            segments: vec![0],
         };
         sizes.iter().enumerate().map(sized).collect()
     }
@@ -269,6 +296,14 @@ mod tests {
         ] {
             assert_eq!(choose(&fragments(&sizes), least, 1 << 40), want, "{what}");
         }
+    }
+
+    #[test]
+    fn only_neighbours_in_the_same_segments_are_joined() {
+        let mut many = fragments(&[(1000, 0, MIB); 5]);
+        many[3].segments = vec![0, 1];
+        many[4].segments = Vec::new();
+        assert_eq!(choose(&many, 2, 1 << 40), [0, 1, 2]);
     }
 
     #[test]

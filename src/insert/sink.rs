@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{FieldRef, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::common::DataFusionError;
 use datafusion::datasource::sink::DataSink;
@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 use crate::error::{Result, RolloutError};
-use crate::schema::{Markers, TableSchema, check_and_align};
+use crate::schema::{Filler, Markers, TableSchema, check_and_align};
 
 /// Chunks of one statement that may be on their way at once.
 const CHUNKS_IN_FLIGHT: usize = 4;
@@ -31,23 +31,27 @@ const CHUNKS_IN_FLIGHT: usize = 4;
 #[derive(Debug)]
 pub(crate) struct RolloutSink {
     path: Arc<InsertPath>,
+    /// Completes rows of some columns only.
+    filler: Option<Filler>,
     schema: SchemaRef,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl RolloutSink {
-    pub(crate) fn new(path: Arc<InsertPath>) -> Self {
+    /// A sink for rows of the `given` columns.
+    pub(crate) fn new(path: Arc<InsertPath>, filler: Option<Filler>, given: SchemaRef) -> Self {
         // Everything nullable here: the sink checks NOT NULL itself and names the column.
-        let fields: Vec<_> = path
-            .table()
-            .schema()
-            .sql()
-            .fields()
-            .iter()
-            .map(|field| field.as_ref().clone().with_nullable(true))
-            .collect();
+        let nullable = |field: &FieldRef| field.as_ref().clone().with_nullable(true);
+        let fields: Vec<_> = match &filler {
+            Some(_) => given.fields().iter().map(nullable).collect(),
+            None => {
+                let schema = path.table().schema();
+                schema.sql().fields().iter().map(nullable).collect()
+            }
+        };
         Self {
             path,
+            filler,
             schema: Arc::new(Schema::new(fields)),
             metrics: ExecutionPlanMetricsSet::new(),
         }
@@ -56,7 +60,14 @@ impl RolloutSink {
 
 impl DisplayAs for RolloutSink {
     fn fmt_as(&self, _t: DisplayFormatType, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "RolloutSink: table={}", self.path.table().location())
+        write!(f, "RolloutSink: table={}", self.path.table().location())?;
+        match &self.filler {
+            Some(filler) => {
+                let given: Vec<_> = filler.given().collect();
+                write!(f, ", columns=[{}]", given.join(", "))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -127,6 +138,10 @@ impl<'a> Statement<'a> {
     }
 
     async fn add(&mut self, batch: &RecordBatch) -> Result<()> {
+        let batch = match &self.sink.filler {
+            Some(filler) => &filler.complete(batch)?,
+            None => batch,
+        };
         let batch = check_and_align(&self.schema, &self.markers, batch)?;
         let mut from = 0;
         while from < batch.num_rows() {

@@ -3,6 +3,7 @@
 mod dml;
 mod factory;
 mod filter;
+mod insert;
 mod leaves;
 mod partition;
 mod scan;
@@ -10,4 +11,5 @@ mod table;
 
 pub(crate) use dml::CheckDml;
 pub use factory::RolloutTableFactory;
+pub(crate) use insert::PlanInsert;
 pub use table::RolloutTableProvider;

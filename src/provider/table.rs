@@ -28,7 +28,7 @@ use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
 use crate::options::{RolloutSessionOptions, TableOptions};
 use crate::runtime::{RolloutRuntime, RolloutStore, StoreHandle};
-use crate::schema::{TableSchema, lacks_only_new_columns};
+use crate::schema::{Filler, TableSchema, lacks_only_new_columns};
 
 /// A rollouts table in a DataFusion catalog.
 #[derive(Debug)]
@@ -161,24 +161,7 @@ impl TableProvider for RolloutTableProvider {
         input: Arc<dyn ExecutionPlan>,
         insert_op: InsertOp,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        // 1. Only appending: an id that is there already is superseded, not overwritten in place.
-        if insert_op != InsertOp::Append {
-            return Err(RolloutError::Unsupported(format!(
-                "{insert_op} is not supported on a rollouts table: INSERT INTO replaces rows of the \
-                 same id by itself"
-            ))
-            .into());
-        }
-        // 2. Refuse early what could never be written.
-        self.store().table().check_writable("written")?;
-        check_columns(&self.schema(), &input.schema())?;
-        // 3. One stream into the sink, also when the caller did not plan for it.
-        let input = match input.output_partitioning().partition_count() {
-            1 => input,
-            _ => Arc::new(CoalescePartitionsExec::new(input)) as Arc<dyn ExecutionPlan>,
-        };
-        let sink = RolloutSink::new(self.store().insert_path().clone());
-        Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
+        self.insert(input, insert_op, None)
     }
 
     async fn delete_from(
@@ -200,6 +183,37 @@ impl TableProvider for RolloutTableProvider {
 
     async fn truncate(&self, _state: &dyn Session) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
         dml::truncate(self.store())
+    }
+}
+
+impl RolloutTableProvider {
+    /// The plan that inserts rows of all columns, or of those a `filler` completes.
+    pub(super) fn insert(
+        &self,
+        input: Arc<dyn ExecutionPlan>,
+        insert_op: InsertOp,
+        filler: Option<Filler>,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        // 1. Only appending: an id that is there already is superseded, not overwritten in place.
+        if insert_op != InsertOp::Append {
+            return Err(RolloutError::Unsupported(format!(
+                "{insert_op} is not supported on a rollouts table: INSERT INTO replaces rows of the \
+                 same id by itself"
+            ))
+            .into());
+        }
+        // 2. Refuse early what could never be written.
+        self.store().table().check_writable("written")?;
+        if filler.is_none() {
+            check_columns(&self.schema(), &input.schema())?;
+        }
+        // 3. One stream into the sink, also when the caller did not plan for it.
+        let input = match input.output_partitioning().partition_count() {
+            1 => input,
+            _ => Arc::new(CoalescePartitionsExec::new(input)) as Arc<dyn ExecutionPlan>,
+        };
+        let sink = RolloutSink::new(self.store().insert_path().clone(), filler, input.schema());
+        Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
     }
 }
 

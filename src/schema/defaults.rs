@@ -5,6 +5,7 @@
 //! another column" are markers: volatile functions whose value, unique to the process, the sink
 //! replaces row by row.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
@@ -13,6 +14,7 @@ use arrow_schema::DataType;
 use datafusion::common::DFSchema;
 use datafusion::error::Result as DataFusionResult;
 use datafusion::execution::SessionStateBuilder;
+use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, cast,
     lit,
@@ -22,12 +24,12 @@ use datafusion::scalar::ScalarValue;
 use datafusion::sql::unparser::expr_to_sql;
 use uuid::Uuid;
 
-use super::stamp_type;
+use super::{CREATED_AT, stamp_type};
 use crate::error::{Result, RolloutError};
 
 /// What a row-less default function makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+pub(super) enum Kind {
     Fresh,
     OfId,
     OfRollout,
@@ -42,6 +44,12 @@ impl Kind {
             Self::OfId => "rollout_same_as_id",
             Self::OfRollout => "rollout_same_as_rollout_id",
         }
+    }
+
+    /// Which of them is called, if one is.
+    pub(super) fn of(call: &ScalarFunction) -> Option<Self> {
+        let function: &dyn Any = call.func.inner().as_ref();
+        Some(function.downcast_ref::<DefaultFunction>()?.kind)
     }
 }
 
@@ -96,14 +104,16 @@ impl ScalarUDFImpl for DefaultFunction {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> DataFusionResult<ColumnarValue> {
         let constant = |text: String| ColumnarValue::Scalar(ScalarValue::Utf8(Some(text)));
         Ok(match self.kind {
-            Kind::Fresh => {
-                let ids = (0..args.number_rows).map(|_| Some(Uuid::now_v7().to_string()));
-                ColumnarValue::Array(Arc::new(StringArray::from_iter(ids)))
-            }
+            Kind::Fresh => ColumnarValue::Array(Arc::new(new_ids(args.number_rows))),
             Kind::OfId => constant(Markers::new().same_as_id),
             Kind::OfRollout => constant(Markers::new().same_as_rollout_id),
         })
     }
+}
+
+/// A new id for each row.
+pub(super) fn new_ids(rows: usize) -> StringArray {
+    StringArray::from_iter_values((0..rows).map(|_| Uuid::now_v7().to_string()))
 }
 
 /// The functions that defaults call, to be known to every session.
@@ -128,7 +138,7 @@ pub(super) fn rollout_defaults() -> HashMap<String, Expr> {
         ("sequence_order".to_string(), lit(0_i32)),
         ("role".to_string(), lit("assistant")),
         ("content_type".to_string(), lit("text/plain")),
-        ("created_at".to_string(), cast(now, stamp_type())),
+        (CREATED_AT.to_string(), cast(now, stamp_type())),
     ])
 }
 
@@ -146,6 +156,14 @@ pub(crate) fn render_defaults(defaults: &HashMap<String, Expr>) -> Result<String
     }
     serde_json::to_string(&texts)
         .map_err(|error| RolloutError::invalid(format!("DEFAULT clauses: {error}")))
+}
+
+/// A default as it is stored, to compare and to show.
+pub(super) fn default_sql(default: &Expr) -> String {
+    match expr_to_sql(default) {
+        Ok(sql) => sql.to_string(),
+        Err(_) => default.to_string(),
+    }
 }
 
 /// Reads what [`render_defaults`] wrote.

@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::LanceTable;
 use crate::error::{Result, RolloutError};
 use crate::flush::is_conflict;
+use crate::schema::check_storable;
 
 /// How often the commit is tried again when others stand in its way.
 const ATTEMPTS: u64 = 30;
@@ -29,6 +30,7 @@ const ATTEMPTS: u64 = 30;
 pub(crate) async fn add_column(table: &LanceTable, field: &Field) -> Result<u64> {
     table.check_writable("added")?;
     check_name(field.name())?;
+    check_storable(field)?;
     let new = Arc::new(Schema::new(vec![field.clone().with_nullable(true)]));
     let mut reason = String::new();
     for attempt in 0..ATTEMPTS {

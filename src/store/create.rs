@@ -70,8 +70,17 @@ pub(super) async fn create(request: &OpenRequest) -> Result<Dataset> {
     }
 }
 
-/// A folder that holds something else is not made into a table by a slip of the pen.
+/// A folder that holds something else, or belongs to another table, is not made into a table by a slip
+/// of the pen.
 fn refuse_foreign_folder(path: &std::path::Path) -> Result<()> {
+    let mut above = path.ancestors().skip(1);
+    if let Some(table) = above.find(|folder| folder.join("_versions").is_dir()) {
+        return Err(RolloutError::invalid(format!(
+            "LOCATION {} lies inside the table at {}: use a folder beside it",
+            path.display(),
+            table.display()
+        )));
+    }
     let foreign = std::fs::read_dir(path)
         .into_iter()
         .flatten()
@@ -141,6 +150,18 @@ mod tests {
             at: None,
             on_conflict: None,
         }
+    }
+
+    #[tokio::test]
+    async fn a_table_is_not_made_inside_another() {
+        let folder = tempfile::tempdir().expect("folder");
+        let outer = request(folder.path());
+        crate::store::object_store::install_local_store(&outer.session, false);
+        create(&outer).await.expect("creates");
+        let within = folder.path().join("data/more");
+        let refused = create(&request(&within)).await.expect_err("inside");
+        assert!(refused.to_string().contains("lies inside"), "{refused}");
+        assert!(!within.exists());
     }
 
     /// Both saw that there was nothing; the second commits when the first has a table.

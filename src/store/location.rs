@@ -51,6 +51,9 @@ impl Location {
                     })?;
                 Self::from_path(&path)
             }
+            "s3" if !cfg!(feature = "aws") => Err(not_built_in(text, "aws")),
+            "az" | "abfss" if !cfg!(feature = "azure") => Err(not_built_in(text, "azure")),
+            "gs" if !cfg!(feature = "gcp") => Err(not_built_in(text, "gcp")),
             "s3" | "az" | "abfss" | "gs" | "memory" | "shared-memory" => {
                 if !url.username().is_empty() || url.password().is_some() {
                     return Err(RolloutError::invalid(
@@ -115,6 +118,13 @@ impl std::fmt::Display for Location {
             None => f.write_str(&self.uri),
         }
     }
+}
+
+fn not_built_in(text: &str, feature: &str) -> RolloutError {
+    RolloutError::invalid(format!(
+        "LOCATION '{text}': this program was built without the feature '{feature}', which such a \
+         location needs"
+    ))
 }
 
 /// Resolves links and `..`, so two names of one folder are one place. What does not exist yet has no

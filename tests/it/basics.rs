@@ -1,5 +1,10 @@
 //! Insert, flush, read.
 
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use datafusion::datasource::MemTable;
+
 use crate::common::{Process, quiet};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,4 +181,28 @@ async fn every_partition_of_the_input_is_written_also_without_the_planner() {
             .expect_err("only appends");
         assert!(error.to_string().contains("not supported"), "{error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_batch_between_two_full_ones_is_no_end() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    let batch = |ids: Vec<&str>| {
+        let ids = Arc::new(StringArray::from(ids)) as ArrayRef;
+        RecordBatch::try_from_iter([("id", ids)]).expect("a batch")
+    };
+    let batches = vec![batch(vec!["a", "b"]), batch(vec![]), batch(vec!["c"])];
+    let source = MemTable::try_new(batches[0].schema(), vec![batches]).expect("a table");
+    process
+        .ctx
+        .register_table("src", Arc::new(source))
+        .expect("registers");
+    process
+        .sql("INSERT INTO rollouts (id) SELECT id FROM src")
+        .await;
+    process
+        .sql("INSERT INTO rollouts (id) SELECT id FROM src WHERE false")
+        .await;
+    process.flush().await;
+    assert_eq!(process.count().await, 3);
 }

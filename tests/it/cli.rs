@@ -41,3 +41,41 @@ fn a_long_insert_tells_how_far_it_has_come() {
     ]);
     assert!(quiet.stderr.is_empty(), "{quiet:?}");
 }
+
+#[test]
+fn long_lists_and_payloads_are_shortened_in_tables_only() {
+    let folder = tempfile::tempdir().expect("folder");
+    let create = format!(
+        "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{}'",
+        folder.path().display()
+    );
+    let insert = "INSERT INTO rollouts (id, output_tokens, binary_payload)
+        VALUES ('a', range(0, 1000), arrow_cast(repeat('x', 40), 'LargeBinary')), ('b', [1, NULL], NULL)";
+    let query = "SELECT id, output_tokens, binary_payload FROM rollouts ORDER BY id";
+    let shown = |flags: &[&str]| {
+        let statements = ["-c", &create, "-c", insert, "-c", query];
+        let output = rollouts(&[&["-q"], flags, &statements].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        String::from_utf8_lossy(&output.stdout).to_string()
+    };
+
+    let table = shown(&[]);
+    assert!(
+        table.contains("[0, 1, 2, 3, 4, 5, 6, 7, … 992 more]"),
+        "{table}"
+    );
+    assert!(table.contains("[1, NULL]"), "{table}");
+    assert!(
+        table.contains("78787878787878787878787878787878… 24 more bytes"),
+        "{table}"
+    );
+    assert!(shown(&["--maxitems", "1"]).contains("[0, … 999 more]"));
+    let whole = shown(&["--maxitems", "inf"]);
+    assert!(whole.contains("998, 999]"), "{whole}");
+    assert!(whole.contains(&"78".repeat(40)), "{whole}");
+    let csv = shown(&["--format", "csv"]);
+    assert!(csv.contains("998, 999]\""), "{csv}");
+    let json = shown(&["--format", "nd-json"]);
+    assert!(json.contains("998,999]"), "{json}");
+}

@@ -12,6 +12,7 @@ use datafusion_cli::print_options::MaxRows;
 use datafusion_rollouts::RuntimeSettings;
 use datafusion_rollouts::options::{SETTINGS, Scope, find_setting};
 
+use crate::display::ListItems;
 use crate::progress::Progress;
 
 /// What a session of the command line reads unless it is told otherwise.
@@ -86,6 +87,15 @@ pub(crate) struct Args {
         help_heading = "Output"
     )]
     pub(crate) maxrows: MaxRows,
+
+    /// Most items shown of a list in table format: a number, or 'inf', which shows payloads whole too
+    #[arg(
+        long,
+        value_name = "ITEMS",
+        default_value = "8",
+        help_heading = "Output"
+    )]
+    pub(crate) maxitems: ListItems,
 
     /// Tell on standard error, each second, how many rows a running INSERT has made durable
     #[arg(

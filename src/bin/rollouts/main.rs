@@ -12,6 +12,7 @@
 //! error.
 
 mod args;
+mod display;
 mod line_helper;
 mod progress;
 mod repl;
@@ -151,11 +152,11 @@ async fn start(args: &Args, interactive: bool) -> Result<(Shell, RolloutRuntime)
     if !args.quiet {
         println!("{}", start_message(args, interactive));
     }
-    let progress = args.progress;
     let shell = Shell {
         ctx,
         print,
-        progress,
+        items: args.maxitems,
+        progress: args.progress,
     };
     Ok((shell, runtime))
 }

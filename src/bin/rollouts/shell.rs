@@ -20,6 +20,7 @@ use datafusion_cli::print_format::PrintFormat;
 use datafusion_cli::print_options::PrintOptions;
 
 use crate::Failure;
+use crate::display::{Displayed, ListItems};
 use crate::progress::Progress;
 use crate::statements::{Splitter, Unit};
 
@@ -34,6 +35,7 @@ pub(crate) enum Flow {
 pub(crate) struct Shell {
     pub(crate) ctx: SessionContext,
     pub(crate) print: PrintOptions,
+    pub(crate) items: ListItems,
     pub(crate) progress: Progress,
 }
 
@@ -93,7 +95,12 @@ impl Shell {
 
     async fn execute(&self, sql: String) -> Result<()> {
         if !self.creates_rollouts(&sql)? {
-            return exec_from_commands(&self.ctx, vec![sql], &self.print).await;
+            let displayed = Displayed {
+                ctx: &self.ctx,
+                format: &self.print.format,
+                items: self.items,
+            };
+            return exec_from_commands(&displayed, vec![sql], &self.print).await;
         }
         let began = Instant::now();
         let frame = self.ctx.sql(&sql).await?;

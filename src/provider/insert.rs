@@ -1,0 +1,234 @@
+//! The analyzer rule of INSERT: what DataFusion would plan for every column of the table, it leaves to
+//! the sink.
+//!
+//! 1. Columns a statement does not name are left out of the plan; the sink fills them. That is most
+//!    of the columns of most statements, and planning them is most of what a small INSERT costs.
+//! 2. Values are cast into their columns by a cast that names the column when it fails.
+//! 3. Rows of VALUES are renamed where they are, so that no projection is left to plan.
+
+use std::sync::Arc;
+
+use arrow_schema::{Field, Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::default_table_source::DefaultTableSource;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{DFSchema, internal_datafusion_err};
+use datafusion::datasource::TableType;
+use datafusion::error::Result as DataFusionResult;
+use datafusion::logical_expr::dml::InsertOp;
+use datafusion::logical_expr::{DmlStatement, Expr, LogicalPlan, Projection, Values, WriteOp};
+use datafusion::optimizer::AnalyzerRule;
+use datafusion::physical_plan::ExecutionPlan;
+
+use super::RolloutTableProvider;
+use crate::schema::{Fill, Filler, Source, cast_into};
+
+/// Leaves to the sink what it can do without planning.
+#[derive(Debug, Default)]
+pub(crate) struct PlanInsert;
+
+impl PlanInsert {
+    /// The rule's name within a session.
+    pub(crate) const NAME: &'static str = "rollout_insert";
+}
+
+impl AnalyzerRule for PlanInsert {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> DataFusionResult<LogicalPlan> {
+        let planned = plan.transform_down(|node| match node {
+            LogicalPlan::Dml(dml) => plan_insert(dml),
+            other => Ok(Transformed::no(other)),
+        })?;
+        Ok(planned.data)
+    }
+}
+
+fn plan_insert(dml: DmlStatement) -> DataFusionResult<Transformed<LogicalPlan>> {
+    let target = match (&dml.op, dml.target.downcast_ref::<DefaultTableSource>()) {
+        (WriteOp::Insert(InsertOp::Append), Some(source)) => source.table_provider.clone(),
+        _ => return Ok(Transformed::no(LogicalPlan::Dml(dml))),
+    };
+    // Its own target, of a statement that was analyzed before, is another type.
+    let (Some(table), LogicalPlan::Projection(rows)) = (
+        target.downcast_ref::<RolloutTableProvider>(),
+        dml.input.as_ref(),
+    ) else {
+        return Ok(Transformed::no(LogicalPlan::Dml(dml)));
+    };
+    let schema = table.schema();
+    if !are_columns_of(&schema, rows) {
+        return Ok(Transformed::no(LogicalPlan::Dml(dml)));
+    }
+    let (sources, given) = split(table, &schema, &rows.expr);
+    if given.is_empty() {
+        return Ok(Transformed::no(LogicalPlan::Dml(dml)));
+    }
+    let input = Given {
+        key: table.store().schema().key_name().to_string(),
+        columns: given,
+    }
+    .plan(&rows.input)?;
+    let target = InsertTarget {
+        filler: Filler::new(&schema, sources),
+        table: target,
+    };
+    Ok(Transformed::yes(LogicalPlan::Dml(DmlStatement {
+        target: Arc::new(DefaultTableSource::new(Arc::new(target))),
+        input: Arc::new(input),
+        ..dml
+    })))
+}
+
+/// Whether a projection is what SQL makes of an INSERT: all columns in order, in their own types.
+fn are_columns_of(schema: &Schema, rows: &Projection) -> bool {
+    let columns = rows.schema.fields().iter().zip(schema.fields());
+    rows.schema.fields().len() == schema.fields().len()
+        && columns.into_iter().all(|(given, column)| {
+            given.name() == column.name() && given.data_type() == column.data_type()
+        })
+}
+
+/// Where each column comes from, and those that come from the statement.
+fn split(
+    table: &RolloutTableProvider,
+    schema: &Schema,
+    exprs: &[Expr],
+) -> (Vec<Source>, Vec<(Field, Expr)>) {
+    let mut given = Vec::new();
+    let mut sources = Vec::with_capacity(exprs.len());
+    for (field, expr) in schema.fields().iter().zip(exprs) {
+        let value = match expr {
+            Expr::Alias(alias) => alias.expr.as_ref(),
+            other => other,
+        };
+        let default = table.get_column_default(field.name());
+        let left_out = match default {
+            Some(default) => value == default,
+            None => matches!(value, Expr::Literal(value, _) if value.is_null()),
+        };
+        sources.push(match Fill::of(value).filter(|_| left_out) {
+            Some(fill) => Source::Filled(fill),
+            None => {
+                given.push((field.as_ref().clone(), value.clone()));
+                Source::Given(given.len() - 1)
+            }
+        });
+    }
+    (sources, given)
+}
+
+/// The columns a statement gives.
+struct Given {
+    key: String,
+    columns: Vec<(Field, Expr)>,
+}
+
+impl Given {
+    fn plan(self, source: &Arc<LogicalPlan>) -> DataFusionResult<LogicalPlan> {
+        if let LogicalPlan::Values(values) = source.as_ref()
+            && let Some(positions) = self.positions_in(values)?
+        {
+            return self.values(values, &positions);
+        }
+        let columns = self.columns.iter();
+        let exprs = columns.map(|(field, value)| {
+            Ok(self
+                .cast(field, value.clone())?
+                .alias(field.name().as_str()))
+        });
+        let exprs = exprs.collect::<DataFusionResult<Vec<_>>>()?;
+        Projection::try_new(exprs, source.clone()).map(LogicalPlan::Projection)
+    }
+
+    /// Which column of VALUES each is, if all are, unchanged.
+    fn positions_in(&self, values: &Values) -> DataFusionResult<Option<Vec<usize>>> {
+        let mut positions = Vec::with_capacity(self.columns.len());
+        for (_, value) in &self.columns {
+            let Expr::Column(column) = value else {
+                return Ok(None);
+            };
+            positions.push(values.schema.index_of_column(column)?);
+        }
+        Ok(Some(positions))
+    }
+
+    fn values(&self, values: &Values, positions: &[usize]) -> DataFusionResult<LogicalPlan> {
+        let mut rows = Vec::with_capacity(values.values.len());
+        for row in &values.values {
+            let columns = self.columns.iter().zip(positions);
+            let row =
+                columns.map(|((field, _), position)| self.cast(field, row[*position].clone()));
+            rows.push(row.collect::<DataFusionResult<Vec<_>>>()?);
+        }
+        let columns = self.columns.iter();
+        // NULL is refused by the sink, which names the column.
+        let fields = columns.map(|(field, _)| field.clone().with_nullable(true));
+        let schema = Schema::new(fields.collect::<Vec<_>>());
+        Ok(LogicalPlan::Values(Values {
+            schema: Arc::new(DFSchema::try_from(schema)?),
+            values: rows,
+        }))
+    }
+
+    /// A cast of DataFusion's becomes ours.
+    fn cast(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
+        let cast = match value {
+            Expr::Cast(cast) if cast.field.data_type() == field.data_type() => cast,
+            other => return Ok(other),
+        };
+        // A parameter takes its type from the cast around it.
+        if cast
+            .expr
+            .exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))?
+        {
+            return Ok(Expr::Cast(cast));
+        }
+        let exact = field.name() == &self.key;
+        Ok(cast_into(*cast.expr, field, exact)?)
+    }
+}
+
+/// The table as the target of one statement that gives some of its columns.
+#[derive(Debug)]
+struct InsertTarget {
+    table: Arc<dyn TableProvider>,
+    filler: Filler,
+}
+
+#[async_trait]
+impl TableProvider for InsertTarget {
+    fn schema(&self) -> SchemaRef {
+        self.table.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        self.table.table_type()
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        self.table.scan(state, projection, filters, limit).await
+    }
+
+    async fn insert_into(
+        &self,
+        _state: &dyn Session,
+        input: Arc<dyn ExecutionPlan>,
+        insert_op: InsertOp,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        let table = self.table.downcast_ref::<RolloutTableProvider>();
+        let table =
+            table.ok_or_else(|| internal_datafusion_err!("an INSERT planned for another table"))?;
+        table.insert(input, insert_op, Some(self.filler.clone()))
+    }
+}

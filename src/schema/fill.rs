@@ -1,0 +1,175 @@
+//! Columns left out of an INSERT, filled by the sink.
+//!
+//! DataFusion plans an expression for every column of the table, also for those a statement does not
+//! name, and planning is most of what a small INSERT costs. Defaults that need no planning are
+//! left out of the plan and made here instead.
+
+use std::sync::{Arc, LazyLock};
+
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_schema::{FieldRef, Schema, SchemaRef};
+use chrono::Utc;
+use datafusion::logical_expr::Expr;
+use datafusion::scalar::ScalarValue;
+
+use super::defaults::{Kind, new_ids, rollout_defaults};
+use super::{CREATED_AT, Markers};
+use crate::error::{Result, RolloutError};
+
+/// A default that needs no planning.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Fill {
+    /// The same value in every row.
+    Constant(ScalarValue),
+    /// When the statement ran.
+    Now,
+    /// A new id for every row.
+    NewId,
+    /// The row's own id, by its marker.
+    SameAsId,
+    /// The row's rollout_id, by its marker.
+    SameAsRolloutId,
+}
+
+static NOW: LazyLock<Option<Expr>> = LazyLock::new(|| rollout_defaults().remove(CREATED_AT));
+
+impl Fill {
+    /// How a default is filled, if it is one that needs no planning.
+    pub(crate) fn of(default: &Expr) -> Option<Self> {
+        match default {
+            Expr::Literal(value, _) => Some(Self::Constant(value.clone())),
+            Expr::ScalarFunction(call) => Some(match Kind::of(call)? {
+                Kind::Fresh => Self::NewId,
+                Kind::OfId => Self::SameAsId,
+                Kind::OfRollout => Self::SameAsRolloutId,
+            }),
+            other => (Some(other) == NOW.as_ref()).then_some(Self::Now),
+        }
+    }
+
+    fn values(&self, rows: usize) -> Result<ArrayRef> {
+        let constant = match self {
+            Self::NewId => return Ok(Arc::new(new_ids(rows)) as ArrayRef),
+            Self::Constant(value) => value,
+            Self::Now => {
+                &ScalarValue::TimestampMicrosecond(Some(Utc::now().timestamp_micros()), None)
+            }
+            Self::SameAsId => return Ok(repeated(&Markers::new().same_as_id, rows)),
+            Self::SameAsRolloutId => return Ok(repeated(&Markers::new().same_as_rollout_id, rows)),
+        };
+        constant
+            .to_array_of_size(rows)
+            .map_err(RolloutError::DataFusion)
+    }
+}
+
+fn repeated(text: &str, rows: usize) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values(std::iter::repeat_n(
+        text, rows,
+    )))
+}
+
+/// Where a column of the table comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Source {
+    /// A column of the statement's rows, by position.
+    Given(usize),
+    Filled(Fill),
+}
+
+/// The rows of an INSERT that plans some of the table's columns only.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Filler {
+    schema: SchemaRef,
+    sources: Vec<Source>,
+}
+
+impl Filler {
+    /// `sources` are those of the columns of `schema`, the table's as SQL sees it. What is given has
+    /// the columns' types.
+    pub(crate) fn new(schema: &Schema, sources: Vec<Source>) -> Self {
+        // NULL is refused later, with the column's name, when markers have their values.
+        let nullable = |field: &FieldRef| field.as_ref().clone().with_nullable(true);
+        let fields: Vec<_> = schema.fields().iter().map(nullable).collect();
+        Self {
+            schema: Arc::new(Schema::new(fields)),
+            sources,
+        }
+    }
+
+    /// The names of the columns a statement gives.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &str> {
+        let columns = self.schema.fields().iter().zip(&self.sources);
+        columns
+            .filter(|(_, source)| matches!(source, Source::Given(_)))
+            .map(|(field, _)| field.name().as_str())
+    }
+
+    /// The batch with all columns of the table, in order.
+    ///
+    /// # Errors
+    /// A default that cannot be made.
+    pub(crate) fn complete(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let rows = batch.num_rows();
+        let columns = self.sources.iter().map(|source| match source {
+            Source::Given(position) => Ok(batch.column(*position).clone()),
+            Source::Filled(fill) => fill.values(rows),
+        });
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(RecordBatch::try_new_with_options(
+            self.schema.clone(),
+            columns,
+            &options,
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::Array;
+    use arrow_array::cast::AsArray;
+    use datafusion::logical_expr::lit;
+
+    use super::super::TableSchema;
+    use super::*;
+
+    #[test]
+    fn every_default_of_the_rollout_schema_needs_no_planning() {
+        let defaults = rollout_defaults();
+        for (column, default) in &defaults {
+            assert!(Fill::of(default).is_some(), "{column}: {default}");
+        }
+        assert_eq!(Fill::of(&defaults[CREATED_AT]), Some(Fill::Now));
+        assert_eq!(Fill::of(&(lit(1_i64) + lit(2_i64))), None);
+    }
+
+    #[test]
+    fn what_is_left_out_is_filled() {
+        let table = TableSchema::rollouts().sql().clone();
+        let sources = (0..table.fields().len()).map(|i| match table.field(i).name().as_str() {
+            "reward" => Source::Given(0),
+            "id" => Source::Filled(Fill::NewId),
+            "rollout_id" => Source::Filled(Fill::SameAsId),
+            CREATED_AT => Source::Filled(Fill::Now),
+            _ => {
+                let null = ScalarValue::try_from(table.field(i).data_type()).expect("a NULL");
+                Source::Filled(Fill::Constant(null))
+            }
+        });
+        let filler = Filler::new(&table, sources.collect());
+        assert_eq!(filler.given().collect::<Vec<_>>(), ["reward"]);
+        let rewards = Arc::new(arrow_array::Float32Array::from(vec![0.5, 1.0])) as ArrayRef;
+        let rows = RecordBatch::try_from_iter([("column1", rewards)]).expect("a batch");
+        let complete = filler.complete(&rows).expect("completes");
+        assert_eq!(complete.num_columns(), table.fields().len());
+        assert_eq!(complete["reward"].null_count(), 0);
+        assert_eq!(complete["score"].null_count(), 2);
+        let ids = complete["id"].as_string::<i32>();
+        assert_ne!(ids.value(0), ids.value(1));
+        assert_eq!(
+            complete["rollout_id"].as_string::<i32>().value(1),
+            Markers::new().same_as_id
+        );
+    }
+}

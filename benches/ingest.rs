@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench --bench ingest -- [--put-ms MS] [--tail] [--content CHARS] [--puts K]
-//!                               [--idle-secs S] [--fsync true] [--dir FOLDER] [--smoke]
+//!                               [--idle-secs S] [--fsync true] [--dir FOLDER] [--smoke] [--tune]
 //! ```
 
 #![allow(

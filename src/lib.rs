@@ -41,6 +41,7 @@ mod error;
 mod flush;
 mod functions;
 mod insert;
+mod metrics;
 pub mod options;
 mod provider;
 mod runtime;

@@ -154,6 +154,16 @@ pub const SETTINGS: &[SettingInfo] = &[
               something waits.",
     },
     SettingInfo {
+        name: "linger_percent",
+        scope: Scope::Runtime,
+        unit: "percent",
+        default: "2",
+        zero: "it never waits",
+        env: Some("ROLLOUT_LINGER_PERCENT"),
+        doc: "How long a put waits for further statements while many write, as a share of the time \
+              puts take; at most 20 ms.",
+    },
+    SettingInfo {
         name: "put_timeout_secs",
         scope: Scope::Runtime,
         unit: "seconds",
@@ -342,6 +352,8 @@ pub struct RuntimeSettings {
     pub id_index_min_rows: u64,
     /// Most puts in flight per store.
     pub max_lanes: usize,
+    /// How long a put waits for further statements, in hundredths of the time puts take; 0 never.
+    pub linger_percent: u64,
     /// How long a statement waits for its put; zero waits for ever.
     pub put_timeout: Duration,
     /// A memtable is flushed early at this size in bytes.
@@ -376,6 +388,7 @@ impl Default for RuntimeSettings {
             max_waiting_generations: 1000,
             id_index_min_rows: 100_000,
             max_lanes: 4,
+            linger_percent: 2,
             put_timeout: Duration::from_secs(120),
             max_memtable_bytes: 64 << 20,
             max_unflushed_bytes: 1 << 30,
@@ -441,6 +454,7 @@ impl RuntimeSettings {
             }
             "id_index_min_rows" => self.id_index_min_rows = parse_count(info.name, value)?,
             "max_lanes" => self.max_lanes = parse_count(info.name, value)? as usize,
+            "linger_percent" => self.linger_percent = parse_count(info.name, value)?,
             "put_timeout_secs" => self.put_timeout = parse_secs(info.name, value)?,
             "max_memtable_bytes" => self.max_memtable_bytes = parse_bytes(info.name, value)?,
             "max_unflushed_bytes" => self.max_unflushed_bytes = parse_bytes(info.name, value)?,
@@ -472,6 +486,7 @@ impl RuntimeSettings {
             "max_waiting_generations" => self.max_waiting_generations.to_string(),
             "id_index_min_rows" => self.id_index_min_rows.to_string(),
             "max_lanes" => self.max_lanes.to_string(),
+            "linger_percent" => self.linger_percent.to_string(),
             "put_timeout_secs" => self.put_timeout.as_secs_f64().to_string(),
             "max_memtable_bytes" => self.max_memtable_bytes.to_string(),
             "max_unflushed_bytes" => self.max_unflushed_bytes.to_string(),
@@ -494,6 +509,9 @@ impl RuntimeSettings {
         let fail = |message: &str| Err(RolloutError::invalid(message));
         if self.max_lanes == 0 || self.max_lanes > 64 {
             return fail("rollout.max_lanes must be between 1 and 64");
+        }
+        if self.linger_percent > 100 {
+            return fail("rollout.linger_percent must be at most 100");
         }
         if self.max_memtable_bytes < 1 << 16 {
             return fail("rollout.max_memtable_bytes must be at least 64KiB");

@@ -1,4 +1,4 @@
-//! Clients in a closed loop.
+//! Clients in a closed loop, and rows that come at a set rate.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,4 +82,57 @@ where
         ended,
         window,
     }
+}
+
+/// Calls `write` so many times a second, whether earlier calls have ended or not.
+pub async fn arrive<F, W>(
+    meter: &Meter,
+    rate: u32,
+    warm: Duration,
+    window: Duration,
+    write: F,
+) -> Load
+where
+    F: Fn() -> W,
+    W: Future<Output = ()> + Send + 'static,
+{
+    let start = Instant::now();
+    let (begin, end) = (start + warm, start + warm + window);
+    let mut timer = tokio::time::interval(Duration::from_secs(1) / rate);
+    // Those that are late come at once, as they would.
+    timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
+    let mut calls = Vec::new();
+    let mut warming = true;
+    loop {
+        let due: Instant = timer.tick().await.into();
+        if due >= end {
+            break;
+        }
+        if warming && due >= begin {
+            warming = false;
+            meter.take_wal_times();
+        }
+        let call = write();
+        calls.push(SpawnedTask::spawn(async move {
+            call.await;
+            (due, Instant::now())
+        }));
+    }
+    let puts = meter.take_wal_times();
+    let mut load = Load {
+        latencies: Vec::new(),
+        puts,
+        ended: 0,
+        window,
+    };
+    for call in calls {
+        let (due, ended) = call.join().await.expect("a call");
+        if due >= begin {
+            load.latencies.push(ended - due);
+        }
+        if (begin..end).contains(&ended) {
+            load.ended += 1;
+        }
+    }
+    load
 }

@@ -7,6 +7,7 @@
 mod load;
 mod requests;
 mod stages;
+mod tuning;
 mod ways;
 
 use std::path::PathBuf;
@@ -46,6 +47,10 @@ pub struct Options {
     pub idle: Duration,
     /// Whether local writes are synced: the set time stands for a store that is not local.
     pub fsync: bool,
+    /// Whether lanes and linger are measured instead.
+    pub tune: bool,
+    /// Whether everything is tiny.
+    pub smoke: bool,
     /// Where the tables are made; none is the system's folder for temporary files.
     pub dir: Option<PathBuf>,
 }
@@ -75,6 +80,7 @@ impl Options {
             puts: args.get("puts", start.puts),
             idle: Duration::from_secs(args.get("idle-secs", start.idle.as_secs())),
             fsync: args.get("fsync", start.fsync),
+            tune: args.flag("tune"),
             dir: args.dir(),
             ..start
         }
@@ -89,6 +95,8 @@ impl Options {
             backlog: 100_000,
             idle: Duration::from_secs(60),
             fsync: false,
+            tune: false,
+            smoke: false,
             dir: None,
         }
     }
@@ -102,6 +110,7 @@ impl Options {
             puts: 400,
             backlog: 200,
             idle: Duration::from_secs(1),
+            smoke: true,
             ..Self::standard()
         }
     }
@@ -126,6 +135,9 @@ impl Options {
 
 /// Measures everything.
 pub async fn run(options: Options) -> Vec<Figure> {
+    if options.tune {
+        return tuning::run(&options).await;
+    }
     let folder = scratch(options.dir.as_deref());
     // It does nothing most of the time, and has that time while the loads run.
     let idle = requests::idle_minute(folder.path().join("idle"), options.clone());

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use arrow_array::cast::AsArray;
+use arrow_array::types::UInt64Type;
 use datafusion_rollouts::{RolloutStore, RuntimeSettings};
 
 use super::harness::args::Args;
@@ -106,7 +108,7 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
         stores.push(process.open(&name, &folder.path().join(&name)).await);
     }
     let started = Instant::now();
-    let points = rounds(&process, &stores, &options).await;
+    let Series { points, cached } = rounds(&process, &stores, &options, sharing).await;
     let seconds = started.elapsed().as_secs_f64();
     process.shutdown().await;
 
@@ -137,6 +139,7 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
     };
     let growth = described(Figure::new(BENCH, name, kb_per_append, "KB"))
         .with("rss_mib", series)
+        .with("cached_mib", cached)
         .with("rss_every_rounds", options.every);
     match sharing {
         Sharing::Shared => vec![
@@ -147,16 +150,25 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
     }
 }
 
-/// Does the rounds; returns the memory at every so many.
+/// The memory at every so many rounds.
+#[derive(Debug, Default)]
+struct Series {
+    points: Vec<(f64, f64)>,
+    /// MiB in the shared cache.
+    cached: Vec<u64>,
+}
+
+/// Does the rounds.
 async fn rounds(
     process: &Process,
     stores: &[Arc<RolloutStore>],
     options: &Options,
-) -> Vec<(f64, f64)> {
+    sharing: Sharing,
+) -> Series {
     let mut maker = RowMaker::new(100);
     maker.content = 1000;
     maker.tokens = 64;
-    let mut points = Vec::new();
+    let mut series = Series::default();
     for round in 0..options.rounds {
         let table = round % options.tables;
         let store = &stores[table as usize];
@@ -181,8 +193,19 @@ async fn rounds(
                 .await;
         }
         if (round + 1) % options.every == 0 {
-            points.push(((round + 1) as f64, rss_bytes() as f64));
+            series.points.push(((round + 1) as f64, rss_bytes() as f64));
+            if sharing == Sharing::Shared {
+                series.cached.push(cached(process).await);
+            }
         }
     }
-    points
+    series
+}
+
+/// MiB in the cache that all tables share.
+async fn cached(process: &Process) -> u64 {
+    let bytes = process
+        .sql("SELECT CAST(coalesce(sum(bytes), 0) AS BIGINT UNSIGNED) FROM rollout_cache()")
+        .await;
+    bytes[0].column(0).as_primitive::<UInt64Type>().value(0) >> 20
 }

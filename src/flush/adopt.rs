@@ -4,59 +4,64 @@
 //! it adopted are renewed, so that nobody takes either for abandoned.
 
 use std::collections::HashSet;
-use std::time::Instant;
 
 use uuid::Uuid;
 
 use super::{Maintenance, TaskKind};
 use crate::error::Result;
-use crate::insert::{flush_writer, open_shard};
+use crate::insert::{FlushReport, flush_writer, open_shard};
+use crate::metrics::Work;
 use crate::store::Adopted;
 
 impl Maintenance {
     /// Renews this process's own lease; lets go of its lanes where another has taken it.
     pub(super) async fn renew_lease(&self) {
-        let started = Instant::now();
-        match self.leases.renew().await {
+        let renewed = |_: &bool| Some(Work::default());
+        let result = self.observe(TaskKind::Lease, self.leases.renew(), renewed);
+        match result.await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!(table = %self.table.location(), "the lease was taken by another process");
                 self.insert.abandon_lost_lanes().await;
             }
-            Err(error) => self.record(TaskKind::Lease, started, 0, Some(&error)),
+            Err(error) => {
+                tracing::debug!(table = %self.table.location(), %error, "renewing the lease");
+            }
         }
     }
 
     /// Flushes the rows of writers that died. A shard that cannot be flushed keeps neither the
     /// others waiting nor its slot for long: the lease runs out, and somebody tries again.
     pub(super) async fn adopt_dead(&self) -> Result<()> {
-        let expired = self.leases.adopt_expired().await?;
+        let expired = self.leases.adopt_expired();
+        let expired = self.observe(TaskKind::Adopt, expired, |_| None).await?;
         if expired.is_empty() {
             return Ok(());
         }
         let existing: HashSet<Uuid> = self.table.list_shards().await?.into_iter().collect();
         let mut first_error = None;
         for (i, adopted) in expired.iter().enumerate() {
-            let started = Instant::now();
-            let work = self.adopt(adopted, &existing);
-            let result = self.keeping_leases(&expired[i..], work).await;
+            let work = self.keeping_leases(&expired[i..], self.adopt(adopted, &existing));
+            let result = self
+                .observe(TaskKind::Adopt, work, |work| Some(*work))
+                .await;
             // Even a failed adoption may have made some generations.
             self.snapshots.changed();
             self.generations_made(adopted.shards.len());
-            match result {
-                Ok(rows) => self.record(TaskKind::Adopt, started, rows, None),
-                Err(error) => first_error = first_error.or(Some(error)),
-            }
+            first_error = first_error.or(result.err());
         }
         first_error.map_or(Ok(()), Err)
     }
 
-    async fn adopt(&self, adopted: &Adopted, existing: &HashSet<Uuid>) -> Result<u64> {
-        let mut rows = 0;
+    async fn adopt(&self, adopted: &Adopted, existing: &HashSet<Uuid>) -> Result<Work> {
+        let mut done = Work::default();
         let mut first_error = None;
         for shard in adopted.shards.iter().filter(|s| existing.contains(s)) {
             match self.adopt_shard(*shard).await {
-                Ok(flushed) => rows += flushed,
+                Ok(flushed) => {
+                    done.rows += flushed.rows;
+                    done.bytes += flushed.bytes;
+                }
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
@@ -65,7 +70,7 @@ impl Maintenance {
         }
         fail::fail_point!("adopt-before-release");
         self.leases.finish_adoption(adopted).await?;
-        Ok(rows)
+        Ok(done)
     }
 
     /// Does the work, and renews leases meanwhile. One that was lost is nobody's loss: the shards'
@@ -88,16 +93,16 @@ impl Maintenance {
 
     /// Claims a dead writer's shard, which fences the writer should it wake, replays its log and
     /// flushes what that brings.
-    async fn adopt_shard(&self, shard: Uuid) -> Result<u64> {
+    async fn adopt_shard(&self, shard: Uuid) -> Result<FlushReport> {
         if self.table.newest_manifest(shard).await?.is_none() {
-            return Ok(0);
+            return Ok(FlushReport::default());
         }
         let writer = open_shard(&self.table, shard, self.settings.max_memtable_bytes).await?;
         fail::fail_point!("adopt-before-flush");
         let flushed = flush_writer(&self.table, &writer).await;
         let closed = writer.abort().await;
-        let rows = flushed?.rows;
+        let flushed = flushed?;
         closed.map_err(self.table.context(format!("closing shard {shard}")))?;
-        Ok(rows)
+        Ok(flushed)
     }
 }

@@ -48,6 +48,10 @@ pub struct CompactionReport {
     pub fragments_removed: usize,
     /// Fragments that replace them.
     pub fragments_added: usize,
+    /// Rows in the fragments that were replaced, deleted ones included.
+    pub rows: u64,
+    /// Bytes of their data files.
+    pub bytes: u64,
     /// The base version afterwards.
     pub base_version: u64,
 }
@@ -132,7 +136,10 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
             }
             Ok(Some((base, metrics))) => {
                 let base = table.advance_base(Arc::new(base));
+                let rewritten = || fragments.iter().filter(|f| chosen.contains(&f.id));
                 return Ok(CompactionReport {
+                    rows: rewritten().map(|fragment| fragment.rows).sum(),
+                    bytes: rewritten().map(|fragment| fragment.bytes).sum(),
                     fragments_removed: metrics.fragments_removed,
                     fragments_added: metrics.fragments_added,
                     base_version: base.version().version,

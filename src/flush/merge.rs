@@ -46,6 +46,8 @@ pub struct MergeReport {
     pub rows_inserted: u64,
     /// Base rows replaced or deleted.
     pub rows_replaced: u64,
+    /// Bytes of those generations, as their rows were in memory.
+    pub bytes: u64,
     /// Commits made.
     pub passes: usize,
     /// The base version afterwards.

@@ -18,6 +18,7 @@ mod compact;
 mod index;
 mod merge;
 mod policy;
+mod status;
 mod sweep;
 mod upkeep;
 
@@ -38,58 +39,18 @@ pub use merge::MergeReport;
 use merge::{Committed, PreparedMerge};
 pub(crate) use merge::{delete_losers, is_conflict, write_fragments};
 use policy::Waiting;
+use status::Board;
+pub(crate) use status::{TaskKind, TaskStatus};
 
 use crate::error::{Result, RolloutError};
 use crate::insert::{FlushReport, InsertPath, UnflushedBudget};
+use crate::metrics::Work;
 use crate::options::RuntimeSettings;
 use crate::store::masks::KeyCache;
 use crate::store::{Generation, LanceTable, LeaseKeeper, Snapshot, SnapshotCache, TaskLease};
 
 /// How often a merge works itself out anew when other commits stand in its way.
 const MERGE_ATTEMPTS: usize = 20;
-
-/// What one kind of maintenance did last.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct TaskStatus {
-    pub(crate) runs: u64,
-    pub(crate) last_run: Option<Instant>,
-    pub(crate) last_duration: Duration,
-    pub(crate) last_rows: u64,
-    pub(crate) last_error: Option<String>,
-}
-
-/// The kinds of maintenance that are reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum TaskKind {
-    Flush,
-    Merge,
-    Lease,
-    Adopt,
-    Compact,
-    CleanUp,
-}
-
-impl TaskKind {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Flush,
-        Self::Merge,
-        Self::Lease,
-        Self::Adopt,
-        Self::Compact,
-        Self::CleanUp,
-    ];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Flush => "flush",
-            Self::Merge => "merge",
-            Self::Lease => "lease",
-            Self::Adopt => "adopt",
-            Self::Compact => "compact",
-            Self::CleanUp => "cleanup",
-        }
-    }
-}
 
 /// A store's background work.
 #[derive(Debug)]
@@ -115,7 +76,7 @@ pub(crate) struct Maintenance {
     /// Whether a session asked for the columns since they were last looked for.
     columns_asked: AtomicBool,
     merges_forced: AtomicU64,
-    status: Mutex<HashMap<TaskKind, TaskStatus>>,
+    board: Board,
     stop: CancellationToken,
     tasks: Mutex<Vec<SpawnedTask<()>>>,
 }
@@ -150,7 +111,7 @@ impl Maintenance {
             unlooked: AtomicUsize::new(0),
             columns_asked: AtomicBool::new(false),
             merges_forced: AtomicU64::new(0),
-            status: Mutex::new(HashMap::new()),
+            board: Board::default(),
             stop: CancellationToken::new(),
             tasks: Mutex::new(Vec::new()),
         })
@@ -173,11 +134,6 @@ impl Maintenance {
         tasks.push(SpawnedTask::spawn(self.clone().cleanup_loop()));
     }
 
-    /// What each kind of maintenance did last.
-    pub(crate) fn status(&self, kind: TaskKind) -> TaskStatus {
-        self.status.lock().get(&kind).cloned().unwrap_or_default()
-    }
-
     /// Merges a flush did because too many generations waited.
     pub(crate) fn merges_forced(&self) -> u64 {
         self.merges_forced.load(Ordering::Relaxed)
@@ -191,17 +147,20 @@ impl Maintenance {
     pub(crate) async fn flush_now(&self) -> Result<FlushReport> {
         self.table.check_writable("flushed")?;
         let _one = self.flushing.lock().await;
-        let started = Instant::now();
-        let result = async {
+        let work = async {
             self.recover().await?;
             self.make_room().await?;
             self.insert.flush().await
-        }
-        .await;
+        };
+        let came_to = |report: &FlushReport| {
+            Some(Work {
+                rows: report.rows,
+                bytes: report.bytes,
+            })
+        };
+        let result = self.observe(TaskKind::Flush, work, came_to).await;
         // Even a failed flush may have made some generations.
         self.snapshots.changed();
-        let rows = result.as_ref().map(|report| report.rows).unwrap_or(0);
-        self.record(TaskKind::Flush, started, rows, result.as_ref().err());
         let report = result?;
         if report.generations > 0 {
             self.known_waiting
@@ -257,11 +216,15 @@ impl Maintenance {
     pub(crate) async fn merge_now(&self) -> Result<MergeReport> {
         self.table.check_writable("merged")?;
         let _one = self.merging.lock().await;
-        let started = Instant::now();
-        let result = self.merge_all().await;
+        let came_to = |report: &MergeReport| {
+            Some(Work {
+                rows: report.rows_inserted,
+                bytes: report.bytes,
+            })
+        };
+        let work = self.merge_all();
+        let result = self.observe(TaskKind::Merge, work, came_to).await;
         self.snapshots.changed();
-        let rows = result.as_ref().map(|r| r.rows_inserted).unwrap_or(0);
-        self.record(TaskKind::Merge, started, rows, result.as_ref().err());
         if let Ok(report) = &result {
             *self.oldest_waiting.lock() = None;
             if report.passes > 0 {
@@ -301,6 +264,7 @@ impl Maintenance {
             let prepared = merge::prepare(&self.table, &self.keys, &snapshot.base, taken).await?;
             match merge::commit(&self.table, &prepared).await? {
                 Committed::Done(base) => {
+                    report.bytes += waiting[..pass].iter().map(|taken| taken.bytes).sum::<u64>();
                     self.merged(&prepared, &mut report).await;
                     report.base_version = base.version().version;
                 }
@@ -356,7 +320,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = pause(self.settings.flush_interval) => {}
+                () = self.pause(TaskKind::Flush, self.settings.flush_interval) => {}
                 () = self.budget.pressed() => {}
             }
             if self.insert.has_unflushed().await
@@ -404,7 +368,7 @@ impl Maintenance {
                         continue;
                     }
                 }
-                () = pause(left.max(age.min(Duration::from_millis(1)))) => {}
+                () = self.pause(TaskKind::Merge, left.max(age.min(Duration::from_millis(1)))) => {}
             }
             looked = Instant::now();
             self.unlooked.store(0, Ordering::Release);
@@ -456,12 +420,10 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(self.leases.ttl() / 2) => {}
+                () = self.pause(TaskKind::Lease, self.leases.ttl() / 2) => {}
             }
-            let started = Instant::now();
             self.renew_lease().await;
             if let Err(error) = self.adopt_dead().await {
-                self.record(TaskKind::Adopt, started, 0, Some(&error));
                 tracing::warn!(table = %self.table.location(), %error, "adopting dead writers' shards");
             }
         }
@@ -482,16 +444,6 @@ impl Maintenance {
         self.insert.close().await?;
         self.leases.release().await
     }
-
-    fn record(&self, kind: TaskKind, started: Instant, rows: u64, error: Option<&RolloutError>) {
-        let mut status = self.status.lock();
-        let status = status.entry(kind).or_default();
-        status.runs += 1;
-        status.last_run = Some(started);
-        status.last_duration = started.elapsed();
-        status.last_rows = rows;
-        status.last_error = error.map(ToString::to_string);
-    }
 }
 
 fn waiting(generations: &[Arc<Generation>]) -> Vec<Waiting> {
@@ -501,12 +453,4 @@ fn waiting(generations: &[Arc<Generation>]) -> Vec<Waiting> {
             bytes: generation.bytes,
         })
         .collect()
-}
-
-/// A timer; zero never rings.
-async fn pause(interval: Duration) {
-    if interval.is_zero() {
-        std::future::pending::<()>().await;
-    }
-    tokio::time::sleep(interval).await;
 }

@@ -2,14 +2,15 @@
 //! else.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
 use super::cleanup::Ages;
 use super::sweep::Sweep;
-use super::{CompactionReport, Maintenance, Removal, TaskKind, compact, pause};
+use super::{CompactionReport, Maintenance, Removal, TaskKind, compact};
 use crate::error::{Result, RolloutError};
+use crate::metrics::Work;
 
 /// Small neighbours that are worth a compaction nobody asked for.
 const LEAST_NEIGHBOURS: usize = 8;
@@ -19,7 +20,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = pause(self.settings.compact_interval) => {}
+                () = self.pause(TaskKind::Compact, self.settings.compact_interval) => {}
             }
             let work = self.compact_unless_busy(Duration::ZERO, LEAST_NEIGHBOURS);
             tokio::select! {
@@ -36,7 +37,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = pause(self.settings.cleanup_interval) => {}
+                () = self.pause(TaskKind::CleanUp, self.settings.cleanup_interval) => {}
             }
             tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -77,24 +78,31 @@ impl Maintenance {
         patience: Duration,
         least: usize,
     ) -> Result<Option<CompactionReport>> {
-        let started = Instant::now();
         let work = |_| compact::compact(&self.table, least);
-        let result = self.compaction.run(patience, work).await;
+        let work = self.compaction.run(patience, work);
+        let came_to = |report: &Option<CompactionReport>| {
+            report.as_ref().map(|report| Work {
+                rows: report.rows,
+                bytes: report.bytes,
+            })
+        };
+        let result = self.observe(TaskKind::Compact, work, came_to).await;
         if !matches!(result, Ok(None)) {
             self.snapshots.changed();
-            self.record(TaskKind::Compact, started, 0, result.as_ref().err());
         }
         result
     }
 
     async fn clean_up_unless_busy(&self, patience: Duration) -> Result<Option<Vec<Removal>>> {
-        let started = Instant::now();
         let work = |now| self.sweep(now, false);
-        let result = self.cleaning.run(patience, work).await;
-        if !matches!(result, Ok(None)) {
-            self.record(TaskKind::CleanUp, started, 0, result.as_ref().err());
-        }
-        result
+        let work = self.cleaning.run(patience, work);
+        let came_to = |removed: &Option<Vec<Removal>>| {
+            removed.as_ref().map(|removed| Work {
+                rows: 0,
+                bytes: removed.iter().map(|removal| removal.bytes).sum(),
+            })
+        };
+        self.observe(TaskKind::CleanUp, work, came_to).await
     }
 
     async fn sweep(&self, now: DateTime<Utc>, dry_run: bool) -> Result<Vec<Removal>> {

@@ -1,6 +1,7 @@
 //! `rollout_maintenance('table')`: what each kind of background work did last.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow_array::{Float64Array, RecordBatch, StringArray, UInt64Array};
 use arrow_schema::{DataType, SchemaRef};
@@ -27,7 +28,9 @@ impl Report for MaintenanceTasks {
             ("?seconds_since_last_run", DataType::Float64),
             ("?last_duration_seconds", DataType::Float64),
             ("?last_rows", DataType::UInt64),
+            ("?last_bytes", DataType::UInt64),
             ("?last_error", DataType::Utf8),
+            ("?seconds_to_next_run", DataType::Float64),
         ])
     }
 
@@ -62,11 +65,22 @@ impl Report for MaintenanceTasks {
                         .map(|(_, s)| ran(s).then_some(s.last_duration.as_secs_f64())),
                 )),
                 Arc::new(UInt64Array::from_iter(
-                    status.iter().map(|(_, s)| ran(s).then_some(s.last_rows)),
+                    status
+                        .iter()
+                        .map(|(_, s)| ran(s).then_some(s.last_work.rows)),
+                )),
+                Arc::new(UInt64Array::from_iter(
+                    status
+                        .iter()
+                        .map(|(_, s)| ran(s).then_some(s.last_work.bytes)),
                 )),
                 Arc::new(StringArray::from_iter(
                     status.iter().map(|(_, s)| s.last_error.as_deref()),
                 )),
+                Arc::new(Float64Array::from_iter(status.iter().map(|(_, s)| {
+                    let left = |at: Instant| at.saturating_duration_since(Instant::now());
+                    s.next_run.map(|at| left(at).as_secs_f64())
+                }))),
             ],
         )?)
     }

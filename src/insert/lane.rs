@@ -490,6 +490,7 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
     Ok(FlushReport {
         generations: held.memtables,
         rows: held.rows,
+        bytes: held.bytes,
     })
 }
 
@@ -498,6 +499,7 @@ pub(crate) async fn flush_writer(table: &LanceTable, writer: &Resident) -> Resul
 struct Unflushed {
     memtables: usize,
     rows: u64,
+    bytes: u64,
 }
 
 /// Looks at what a writer holds. A broken writer does not tell: it counts as holding something, so
@@ -507,6 +509,7 @@ async fn unflushed(writer: &Resident) -> Unflushed {
         return Unflushed {
             memtables: 1,
             rows: 1,
+            bytes: 0,
         };
     };
     // A flush tells its waiters a moment before its memtable is let go.
@@ -517,18 +520,24 @@ async fn unflushed(writer: &Resident) -> Unflushed {
             _ => 0,
         },
     };
-    let rows: Vec<usize> = memtables
+    let mut unflushed = Unflushed {
+        memtables: 0,
+        rows: 0,
+        bytes: 0,
+    };
+    let held = memtables
         .frozen
         .iter()
         .filter(|memtable| memtable.generation >= flushed_below)
         .chain([&memtables.active])
-        .map(|memtable| memtable.batch_store.total_rows())
-        .filter(|rows| *rows > 0)
-        .collect();
-    Unflushed {
-        memtables: rows.len(),
-        rows: rows.iter().sum::<usize>() as u64,
+        .map(|memtable| &memtable.batch_store)
+        .filter(|store| store.total_rows() > 0);
+    for store in held {
+        unflushed.memtables += 1;
+        unflushed.rows += store.total_rows() as u64;
+        unflushed.bytes += store.row_bytes() as u64;
     }
+    unflushed
 }
 
 /// Ends a broken writer's tasks without waiting for them.

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
+use tracing::Instrument;
 use uuid::Uuid;
 
 pub(crate) use budget::UnflushedBudget;
@@ -37,9 +38,13 @@ pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 pub(crate) use sink::RolloutSink;
 
 use crate::error::{Result, RolloutError};
+use crate::metrics::{Operation, Work, record_error};
 use crate::options::RuntimeSettings;
 use crate::schema::DictionaryValues;
 use crate::store::{LanceTable, LeaseKeeper, OwnShard, OwnShards};
+
+/// However long puts take, a statement is not kept waiting longer than this for others.
+const LONGEST_LINGER: Duration = Duration::from_millis(20);
 
 /// Counters of one store's inserts, for `rollout_stats`.
 #[derive(Debug, Default)]
@@ -83,6 +88,8 @@ pub(crate) struct FlushReport {
     pub(crate) generations: usize,
     /// Rows in them.
     pub(crate) rows: u64,
+    /// Bytes the rows had in memory.
+    pub(crate) bytes: u64,
 }
 
 /// A lane's unflushed rows, as seen by a reader.
@@ -111,6 +118,7 @@ pub(crate) struct InsertPath {
     queue: Queue,
     counters: InsertCounters,
     put_timeout: Duration,
+    linger_percent: u64,
     /// Values in small dictionary columns that may not be flushed yet. Held for a moment by every
     /// statement, and across a flush by one that brings too many.
     dictionaries: tokio::sync::Mutex<DictionaryValues>,
@@ -141,6 +149,7 @@ impl InsertPath {
             queue: Queue::new(settings.max_lanes),
             counters: InsertCounters::default(),
             put_timeout: settings.put_timeout,
+            linger_percent: settings.linger_percent,
             dictionaries: tokio::sync::Mutex::new(DictionaryValues::default()),
         })
     }
@@ -249,21 +258,34 @@ impl InsertPath {
         let columns = self.lanes[lane].up_to_date(self.put_timeout).await;
         let schema = columns.map_err(not_written)?;
         let batches = group.stamped(&schema).map_err(not_written)?;
+        let span = Operation::Put.span(self.table.location());
         let put = self.lanes[lane].put(batches, self.put_timeout, &self.counters);
-        let took = put.await?;
-        self.counters
-            .record_put(took, group.statements(), group.rows());
-        Ok(took)
+        let took = put.instrument(span.clone()).await;
+        match &took {
+            Ok(took) => {
+                let put = Work {
+                    rows: group.rows() as u64,
+                    bytes: group.bytes() as u64,
+                };
+                put.record_in(&span);
+                self.counters
+                    .record_put(*took, group.statements(), group.rows());
+            }
+            Err(failure) => record_error(&span, &failure.message()),
+        }
+        took
     }
 
-    /// Lets those who were just acknowledged rejoin before the queue is taken: 2 % of a put, and
-    /// nothing where nobody else is about.
+    /// Lets those who were just acknowledged rejoin before the queue is taken: a small part of a put,
+    /// and nothing where nobody else is about. Measured by the benchmark `ingest` with `--tune`:
+    /// see the documentation of operations.
     async fn linger(&self) {
         if !self.queue.contended() {
             return;
         }
         let put = Duration::from_micros(self.counters.put_micros.load(Ordering::Relaxed));
-        let linger = (put / 50).min(Duration::from_millis(5));
+        let linger = (put * self.linger_percent as u32 / 100).min(LONGEST_LINGER);
+        // A timer rings to the millisecond.
         if linger >= Duration::from_micros(500) {
             tokio::time::sleep(linger).await;
         }
@@ -293,6 +315,7 @@ impl InsertPath {
                 Ok(lane) => {
                     report.generations += lane.generations;
                     report.rows += lane.rows;
+                    report.bytes += lane.bytes;
                 }
                 Err(error) => first_error = first_error.or(Some(error)),
             }

@@ -37,6 +37,14 @@ pub(crate) enum PutFailure {
     Fenced(String),
 }
 
+impl PutFailure {
+    pub(super) fn message(&self) -> &str {
+        match self {
+            Self::NotWritten(message) | Self::Unknown(message) | Self::Fenced(message) => message,
+        }
+    }
+}
+
 struct Waiting {
     batch: RecordBatch,
     bytes: usize,
@@ -209,6 +217,10 @@ pub(super) struct Group {
 impl Group {
     pub(super) fn rows(&self) -> usize {
         self.rows
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn statements(&self) -> usize {

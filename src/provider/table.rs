@@ -20,12 +20,14 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::prelude::SessionContext;
 use datafusion::scalar::ScalarValue;
 use datafusion::sql::TableReference;
+use tracing::Instrument;
 
 use super::dml;
 use super::filter::{classify, for_storage, ids_asked_for};
 use super::scan::RolloutScanExec;
 use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
+use crate::metrics::Operation;
 use crate::options::{RolloutSessionOptions, TableOptions};
 use crate::runtime::{RolloutRuntime, RolloutStore, StoreHandle};
 use crate::schema::{Filler, TableSchema, lacks_only_new_columns};
@@ -128,9 +130,15 @@ impl TableProvider for RolloutTableProvider {
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
         let options = session_options(state);
         let store = self.store();
-        let view = store.read_view(&options).await?;
         let ids = ids_asked_for(filters, self.columns.key_name()).unwrap_or_default();
-        let pruned = store.prune(&view, ids).await?;
+        let span = Operation::Plan.span(store.location());
+        let (view, pruned) = async {
+            let view = store.read_view(&options).await?;
+            let pruned = store.prune(&view, ids).await?;
+            Ok::<_, RolloutError>((view, pruned))
+        }
+        .instrument(span)
+        .await?;
         let schema = self.schema();
         let filters = filters
             .iter()

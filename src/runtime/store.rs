@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::cache::SharedCache;
 use crate::error::Result;
 use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskKind, TaskStatus};
-use crate::insert::{FlushReport, InsertPath, MemtableView, UnflushedBudget};
+use crate::insert::{InsertPath, MemtableView, UnflushedBudget};
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align, parse_type};
 use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
@@ -152,8 +152,8 @@ impl RolloutStore {
     /// # Errors
     /// A lane that could not be flushed; its rows stay durable in the log.
     pub async fn flush(&self) -> Result<(usize, u64)> {
-        let FlushReport { generations, rows } = self.maintenance.flush_now().await?;
-        Ok((generations, rows))
+        let flushed = self.maintenance.flush_now().await?;
+        Ok((flushed.generations, flushed.rows))
     }
 
     /// Merges everything that is flushed into the base, now.

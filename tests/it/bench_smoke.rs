@@ -67,6 +67,7 @@ async fn smoke_ingest() {
     check(
         &figures,
         &[
+            "sql_plan_us",
             "sql_n1_mean_x_put",
             "sql_n8_p99_x_put",
             "append_n8_mean_x_put",
@@ -79,6 +80,22 @@ async fn smoke_ingest() {
             "requests_per_lance_flush",
             "requests_idle_minute",
             "requests_warm_query",
+        ],
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn smoke_ingest_tuning() {
+    let figures = ingest::run(ingest::Options {
+        tune: true,
+        ..ingest::Options::smoke()
+    })
+    .await;
+    check(
+        &figures,
+        &[
+            "tune_closed_5ms_lanes4_linger2_mean_x_put",
+            "tune_open_5ms_lanes1_linger2_p99_x_put",
         ],
     );
 }

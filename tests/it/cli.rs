@@ -3,8 +3,13 @@
 use std::process::{Command, Output};
 
 fn rollouts(args: &[&str]) -> Output {
+    rollouts_logging("error", args)
+}
+
+fn rollouts_logging(filter: &str, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rollouts"))
         .args(args)
+        .env("RUST_LOG", filter)
         .output()
         .expect("runs")
 }
@@ -78,4 +83,44 @@ fn long_lists_and_payloads_are_shortened_in_tables_only() {
     assert!(csv.contains("998, 999]\""), "{csv}");
     let json = shown(&["--format", "nd-json"]);
     assert!(json.contains("998,999]"), "{json}");
+}
+
+#[test]
+fn every_piece_of_work_is_a_span() {
+    let folder = tempfile::tempdir().expect("folder");
+    let create = format!(
+        "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{}'",
+        folder.path().display()
+    );
+    let mut statements = vec!["-q", "-c", &create];
+    for statement in [
+        "INSERT INTO rollouts (id, content) VALUES ('a', 'not for the log')",
+        "SELECT * FROM rollout_flush('rollouts')",
+        "SELECT * FROM rollout_merge('rollouts')",
+        "SELECT * FROM rollout_compact('rollouts')",
+        "SELECT * FROM rollout_cleanup('rollouts')",
+        "SELECT id FROM rollouts",
+    ] {
+        statements.extend(["-c", statement]);
+    }
+    let output = rollouts_logging("datafusion_rollouts=debug", &statements);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    for (span, rows) in [
+        ("put", "rows=1"),
+        ("flush", "rows=1"),
+        ("merge", "rows=1"),
+        ("compact", "rows=0"),
+        ("cleanup", "rows=0"),
+        ("plan", ""),
+    ] {
+        let name = format!("{span}{{");
+        let closed = log
+            .lines()
+            .find(|line| line.contains(&name) && line.contains("close"))
+            .unwrap_or_else(|| panic!("no span {span} in: {log}"));
+        assert!(closed.contains(rows), "{closed}");
+        assert!(closed.contains("db.collection.name="), "{closed}");
+    }
+    assert!(!log.contains("not for the log"), "{log}");
 }

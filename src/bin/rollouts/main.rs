@@ -31,6 +31,7 @@ use datafusion_rollouts::RolloutRuntime;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::args::{Args, VERSION};
 use crate::shell::{Flow, Shell};
@@ -49,6 +50,9 @@ fn main() -> ExitCode {
             EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error")),
         )
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // What is asked for with RUST_LOG tells how long it took.
+        .with_span_events(FmtSpan::CLOSE)
         .init();
     let executor = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()

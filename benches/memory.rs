@@ -18,6 +18,10 @@ mod harness;
 mod memory;
 
 use harness::args::Args;
+
+// As the command line has it: planning a small statement is mostly allocation.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 use memory::Sharing;
 
 #[tokio::main]

@@ -17,6 +17,10 @@ mod merge;
 
 use harness::args::Args;
 
+// As the command line has it: planning a small statement is mostly allocation.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() {
     let mut args = Args::from_env();

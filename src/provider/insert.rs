@@ -4,10 +4,12 @@
 //! 1. Columns a statement does not name are left out of the plan; the sink fills them. That is most
 //!    of the columns of most statements, and planning them is most of what a small INSERT costs.
 //! 2. Values are cast into their columns by a cast that names the column when it fails.
-//! 3. Rows of VALUES are renamed where they are, so that no projection is left to plan.
+//! 3. Rows of VALUES become a table of their own, or are renamed where they are if they are not all
+//!    plain values, so that no expression is left to plan.
 
 use std::sync::Arc;
 
+use arrow_array::RecordBatch;
 use arrow_schema::{Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::default_table_source::DefaultTableSource;
@@ -15,15 +17,18 @@ use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, internal_datafusion_err};
-use datafusion::datasource::TableType;
+use datafusion::datasource::{MemTable, TableType, provider_as_source};
 use datafusion::error::Result as DataFusionResult;
 use datafusion::logical_expr::dml::InsertOp;
-use datafusion::logical_expr::{DmlStatement, Expr, LogicalPlan, Projection, Values, WriteOp};
+use datafusion::logical_expr::{
+    DmlStatement, Expr, LogicalPlan, LogicalPlanBuilder, Projection, Values, WriteOp,
+};
 use datafusion::optimizer::AnalyzerRule;
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::scalar::ScalarValue;
 
 use super::RolloutTableProvider;
-use crate::schema::{Fill, Filler, Source, cast_into};
+use crate::schema::{Filler, Source, cast_into};
 
 /// Leaves to the sink what it can do without planning.
 #[derive(Debug, Default)]
@@ -106,13 +111,8 @@ fn split(
             Expr::Alias(alias) => alias.expr.as_ref(),
             other => other,
         };
-        let default = table.get_column_default(field.name());
-        let left_out = match default {
-            Some(default) => value == default,
-            None => matches!(value, Expr::Literal(value, _) if value.is_null()),
-        };
-        sources.push(match Fill::of(value).filter(|_| left_out) {
-            Some(fill) => Source::Filled(fill),
+        sources.push(match table.fill_of(field.name(), value) {
+            Some(fill) => Source::Filled(fill.clone()),
             None => {
                 given.push((field.as_ref().clone(), value.clone()));
                 Source::Given(given.len() - 1)
@@ -169,6 +169,11 @@ impl Given {
         // NULL is refused by the sink, which names the column.
         let fields = columns.map(|(field, _)| field.clone().with_nullable(true));
         let schema = Schema::new(fields.collect::<Vec<_>>());
+        if let Some(batch) = literals(&schema, &rows)? {
+            let table = MemTable::try_new(batch.schema(), vec![vec![batch]])?;
+            let source = provider_as_source(Arc::new(table));
+            return LogicalPlanBuilder::scan(VALUES, source, None)?.build();
+        }
         Ok(LogicalPlan::Values(Values {
             schema: Arc::new(DFSchema::try_from(schema)?),
             values: rows,
@@ -191,6 +196,30 @@ impl Given {
         let exact = field.name() == &self.key;
         Ok(cast_into(*cast.expr, field, exact)?)
     }
+}
+
+/// The name of the rows of VALUES in plans.
+const VALUES: &str = "values";
+
+/// The rows as a batch, if they are plain values.
+fn literals(schema: &Schema, rows: &[Vec<Expr>]) -> DataFusionResult<Option<RecordBatch>> {
+    let mut columns = Vec::with_capacity(schema.fields().len());
+    for (i, field) in schema.fields().iter().enumerate() {
+        let mut values = Vec::with_capacity(rows.len());
+        for row in rows {
+            match &row[i] {
+                Expr::Literal(value, _) if value.data_type() == *field.data_type() => {
+                    values.push(value.clone());
+                }
+                _ => return Ok(None),
+            }
+        }
+        columns.push(ScalarValue::iter_to_array(values)?);
+    }
+    Ok(Some(RecordBatch::try_new(
+        Arc::new(schema.clone()),
+        columns,
+    )?))
 }
 
 /// The table as the target of one statement that gives some of its columns.

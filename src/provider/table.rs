@@ -30,7 +30,7 @@ use crate::insert::RolloutSink;
 use crate::metrics::Operation;
 use crate::options::{RolloutSessionOptions, TableOptions};
 use crate::runtime::{RolloutRuntime, RolloutStore, StoreHandle};
-use crate::schema::{Filler, TableSchema, lacks_only_new_columns};
+use crate::schema::{Fill, Filler, TableSchema, lacks_only_new_columns};
 
 /// A rollouts table in a DataFusion catalog.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct RolloutTableProvider {
     /// Those it had when it was registered: a column that is added has no default.
     columns: Arc<TableSchema>,
     defaults: HashMap<String, Expr>,
+    /// Those of them that the sink can make.
+    fills: HashMap<String, Fill>,
     constraints: Constraints,
     definition: Option<String>,
 }
@@ -47,11 +49,14 @@ impl RolloutTableProvider {
     /// A provider over an open store; the store stays open as long as the provider lives.
     pub fn new(handle: StoreHandle) -> Self {
         let schema = handle.store().schema();
+        let defaults = typed_defaults(&schema);
+        let fill = |(name, default): (&String, &Expr)| Some((name.clone(), Fill::of(default)?));
         Self {
+            fills: defaults.iter().filter_map(fill).collect(),
             constraints: Constraints::new_unverified(vec![Constraint::PrimaryKey(vec![
                 schema.key_index(),
             ])]),
-            defaults: typed_defaults(&schema),
+            defaults,
             columns: schema,
             handle,
             definition: None,
@@ -79,6 +84,12 @@ impl RolloutTableProvider {
         let store = handle.store().clone();
         ctx.register_table(name, Arc::new(Self::new(handle)))?;
         Ok(store)
+    }
+
+    /// How the sink fills a column, if this is the value of one that is left out.
+    pub(super) fn fill_of(&self, column: &str, value: &Expr) -> Option<&Fill> {
+        let left_out = self.defaults.get(column).is_some_and(|own| own == value);
+        self.fills.get(column).filter(|_| left_out)
     }
 
     /// The open store behind the table.

@@ -6,7 +6,9 @@
 
 use std::sync::{Arc, LazyLock};
 
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_array::{
+    ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray,
+};
 use arrow_schema::{FieldRef, Schema, SchemaRef};
 use chrono::Utc;
 use datafusion::logical_expr::Expr;
@@ -19,8 +21,8 @@ use crate::error::{Result, RolloutError};
 /// A default that needs no planning.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fill {
-    /// The same value in every row.
-    Constant(ScalarValue),
+    /// The same value in every row, which the array has once.
+    Constant(ArrayRef),
     /// When the statement ran.
     Now,
     /// A new id for every row.
@@ -37,7 +39,7 @@ impl Fill {
     /// How a default is filled, if it is one that needs no planning.
     pub(crate) fn of(default: &Expr) -> Option<Self> {
         match default {
-            Expr::Literal(value, _) => Some(Self::Constant(value.clone())),
+            Expr::Literal(value, _) => Some(Self::Constant(value.to_array().ok()?)),
             Expr::ScalarFunction(call) => Some(match Kind::of(call)? {
                 Kind::Fresh => Self::NewId,
                 Kind::OfId => Self::SameAsId,
@@ -48,18 +50,20 @@ impl Fill {
     }
 
     fn values(&self, rows: usize) -> Result<ArrayRef> {
-        let constant = match self {
-            Self::NewId => return Ok(Arc::new(new_ids(rows)) as ArrayRef),
-            Self::Constant(value) => value,
+        Ok(match self {
+            // Most statements have one row, and most columns are left out: nothing is made for them.
+            Self::Constant(value) if rows == 1 => value.clone(),
+            Self::Constant(value) => ScalarValue::try_from_array(value, 0)
+                .and_then(|value| value.to_array_of_size(rows))
+                .map_err(RolloutError::DataFusion)?,
             Self::Now => {
-                &ScalarValue::TimestampMicrosecond(Some(Utc::now().timestamp_micros()), None)
+                let now = Utc::now().timestamp_micros();
+                Arc::new(TimestampMicrosecondArray::from_value(now, rows))
             }
-            Self::SameAsId => return Ok(repeated(&Markers::new().same_as_id, rows)),
-            Self::SameAsRolloutId => return Ok(repeated(&Markers::new().same_as_rollout_id, rows)),
-        };
-        constant
-            .to_array_of_size(rows)
-            .map_err(RolloutError::DataFusion)
+            Self::NewId => Arc::new(new_ids(rows)),
+            Self::SameAsId => repeated(&Markers::new().same_as_id, rows),
+            Self::SameAsRolloutId => repeated(&Markers::new().same_as_rollout_id, rows),
+        })
     }
 }
 
@@ -154,7 +158,7 @@ mod tests {
             CREATED_AT => Source::Filled(Fill::Now),
             _ => {
                 let null = ScalarValue::try_from(table.field(i).data_type()).expect("a NULL");
-                Source::Filled(Fill::Constant(null))
+                Source::Filled(Fill::Constant(null.to_array().expect("an array")))
             }
         });
         let filler = Filler::new(&table, sources.collect());

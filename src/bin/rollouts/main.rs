@@ -37,6 +37,10 @@ use crate::args::{Args, VERSION};
 use crate::shell::{Flow, Shell};
 use crate::signals::{StopSignal, StopSignals, Watch};
 
+// As datafusion-cli has it: planning a small statement is mostly allocation.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Any error, on its way to being printed.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 

@@ -161,7 +161,7 @@ pub const SETTINGS: &[SettingInfo] = &[
         zero: "it never waits",
         env: Some("ROLLOUT_LINGER_PERCENT"),
         doc: "How long a put waits for further statements while many write, as a share of the time \
-              puts take; at most 20 ms.",
+              puts take; at most 20 ms. The lanes' puts are then kept apart, too.",
     },
     SettingInfo {
         name: "put_timeout_secs",

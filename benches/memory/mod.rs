@@ -1,7 +1,7 @@
 //! Memory over thousands of inserts and flushes on several tables that share one capped cache.
 //!
 //! A round inserts one row into one of the tables and flushes it. Every now and then the table is
-//! merged, and read.
+//! merged, read, and, as the background task does it by time, compacted.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ const BENCH: &str = "memory";
 const MERGE_AFTER: u64 = 16;
 /// Rounds of a table between two reads.
 const READ_AFTER: u64 = 5;
+/// Merges of a table between two compactions.
+const COMPACT_AFTER: u64 = 8;
 /// Of all rounds, the part that counts as warm-up.
 const WARM_UP: f64 = 0.3;
 
@@ -71,7 +73,7 @@ impl Options {
 
     fn standard() -> Self {
         Self {
-            rounds: 2000,
+            rounds: 5000,
             tables: 4,
             cache_mib: 64,
             every: 100,
@@ -180,6 +182,9 @@ async fn rounds(
         let turn = round / options.tables + 1;
         if turn.is_multiple_of(MERGE_AFTER) {
             store.merge().await.expect("merges");
+            if turn.is_multiple_of(MERGE_AFTER * COMPACT_AFTER) {
+                store.compact().await.expect("compacts");
+            }
         }
         if turn.is_multiple_of(READ_AFTER) {
             let id = Row::new(round).id();

@@ -43,6 +43,9 @@ use crate::options::RuntimeSettings;
 use crate::schema::DictionaryValues;
 use crate::store::{LanceTable, LeaseKeeper, OwnShard, OwnShards};
 
+/// A timer rings to the millisecond: a shorter pause would be none, or too long.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(500);
+
 /// However long puts take, a statement is not kept waiting longer than this for others.
 const LONGEST_LINGER: Duration = Duration::from_millis(20);
 
@@ -276,18 +279,28 @@ impl InsertPath {
         took
     }
 
-    /// Lets those who were just acknowledged rejoin before the queue is taken: a small part of a put,
-    /// and nothing where nobody else is about. Measured by the benchmark `ingest` with `--tune`:
+    /// Lets those who were just acknowledged rejoin before the queue is taken, a small part of a put, and
+    /// keeps the lanes' puts apart; nothing where nobody else is about. Measured by the benchmark `ingest` with `--tune`:
     /// see the documentation of operations.
     async fn linger(&self) {
         if !self.queue.contended() {
             return;
         }
         let put = Duration::from_micros(self.counters.put_micros.load(Ordering::Relaxed));
+        if self.linger_percent == 0 {
+            return;
+        }
         let linger = (put * self.linger_percent as u32 / 100).min(LONGEST_LINGER);
-        // A timer rings to the millisecond.
-        if linger >= Duration::from_micros(500) {
+        if linger >= SHORTEST_PAUSE {
             tokio::time::sleep(linger).await;
+        }
+        // Another lane may take in the meantime, and the next should keep its distance from that one.
+        loop {
+            let pause = self.queue.gathers_for(put);
+            if pause < SHORTEST_PAUSE {
+                return;
+            }
+            tokio::time::sleep(pause).await;
         }
     }
 

@@ -1,7 +1,7 @@
 //! The one queue all lanes take from.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
@@ -55,6 +55,10 @@ struct State {
     waiting: VecDeque<Waiting>,
     busy: Vec<bool>,
     lanes_open: usize,
+    /// Lanes whose put is under way.
+    in_flight: usize,
+    /// When a lane last took what waited.
+    last_take: Instant,
     /// Whether the last group taken held more than one statement.
     grouping: bool,
     closed: bool,
@@ -81,6 +85,8 @@ impl Queue {
                 waiting: VecDeque::new(),
                 busy: vec![false; max_lanes],
                 lanes_open: 0,
+                in_flight: 0,
+                last_take: Instant::now(),
                 grouping: false,
                 closed: false,
             }),
@@ -143,6 +149,8 @@ impl Queue {
             return None;
         }
         state.grouping = group.batches.len() > 1;
+        state.in_flight += 1;
+        state.last_take = Instant::now();
         group.first_stamp = clock.reserve(group.rows);
         Some(group)
     }
@@ -152,6 +160,7 @@ impl Queue {
     pub(super) fn rest(&self, lane: usize) -> bool {
         let mut state = self.state.lock();
         let idle = state.waiting.is_empty();
+        state.in_flight = state.in_flight.saturating_sub(1);
         if idle {
             state.busy[lane] = false;
             if !state.busy.contains(&true) {
@@ -165,6 +174,21 @@ impl Queue {
     pub(super) fn contended(&self) -> bool {
         let state = self.state.lock();
         state.grouping || state.busy.iter().filter(|busy| **busy).count() > 1
+    }
+
+    /// How long a lane should leave what waits to gather, if a put takes as long as this.
+    pub(super) fn gathers_for(&self, put: Duration) -> Duration {
+        let state = self.state.lock();
+        let (mut rows, mut bytes) = (0, 0);
+        for waiting in &state.waiting {
+            rows += waiting.batch.num_rows();
+            bytes += waiting.bytes;
+            if rows >= MAX_PUT_ROWS || bytes >= MAX_PUT_BYTES {
+                return Duration::ZERO;
+            }
+        }
+        let apart = puts_apart(put, state.in_flight, state.busy.len());
+        apart.saturating_sub(state.last_take.elapsed())
     }
 
     pub(super) fn close(&self) {
@@ -195,6 +219,15 @@ impl Queue {
     pub(super) fn lanes_open(&self) -> usize {
         self.state.lock().lanes_open
     }
+}
+
+/// How far apart two puts should begin, so that the lanes' puts end spread over the time that one
+/// takes: statements that come at any moment then wait for a part of it. Where all lanes begin
+/// together, as they do after a burst, statements wait for half a put. With few puts in flight the
+/// distance is short: lanes that are idle cost nothing.
+fn puts_apart(put: Duration, in_flight: usize, lanes: usize) -> Duration {
+    let lanes = lanes.max(1) as u32;
+    put / lanes * (in_flight as u32).min(lanes) / lanes
 }
 
 /// The lane that should start: the lowest idle one already open, else a new one when all are busy.
@@ -295,6 +328,31 @@ mod tests {
         ] {
             assert_eq!(choose_lane(&busy, open), want, "{busy:?} {open}");
         }
+    }
+
+    #[test]
+    fn puts_are_spread_over_the_time_one_takes() {
+        let put = Duration::from_millis(160);
+        for (in_flight, lanes, want) in [(0, 4, 0), (1, 4, 10), (3, 4, 30), (9, 4, 40), (0, 1, 0)] {
+            let want = Duration::from_millis(want);
+            assert_eq!(puts_apart(put, in_flight, lanes), want, "{in_flight}");
+        }
+    }
+
+    #[test]
+    fn what_waits_gathers_unless_nothing_is_under_way_or_a_put_is_full() {
+        let queue = Queue::new(2);
+        let clock = StampClock::default();
+        let long = Duration::from_secs(1000);
+        let _first = queue.push(rows(1)).expect("open");
+        assert_eq!(queue.gathers_for(long), Duration::ZERO, "nothing under way");
+        assert!(queue.take(0, &clock).is_some());
+        let _second = queue.push(rows(1)).expect("open");
+        assert!(queue.gathers_for(long) > Duration::from_secs(100));
+        let _large = queue.push(rows(MAX_PUT_ROWS)).expect("open");
+        assert_eq!(queue.gathers_for(long), Duration::ZERO, "a put is full");
+        assert!(!queue.rest(0), "something waits");
+        assert!(queue.take(0, &clock).is_some());
     }
 
     #[test]

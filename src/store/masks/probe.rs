@@ -47,9 +47,14 @@ pub(crate) struct BaseMatches {
     version: u64,
 }
 
+/// What an entry takes beside its value: the key, two paths long, and the cache's own record of it. The
+/// cache does not count them, and most pairs have no match: uncounted, a capped cache of such
+/// entries takes several times its cap.
+const ENTRY_BYTES: usize = 512;
+
 impl DeepSizeOf for BaseMatches {
     fn deep_size_of_children(&self, _context: &mut Context) -> usize {
-        self.matches.capacity() * size_of::<BaseMatch>()
+        ENTRY_BYTES + self.matches.capacity() * size_of::<BaseMatch>()
     }
 }
 

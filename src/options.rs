@@ -542,9 +542,8 @@ fn unknown_setting(name: &str, scope: Scope) -> RolloutError {
 fn wrong_scope(info: &SettingInfo) -> RolloutError {
     let place = match info.scope {
         Scope::Runtime => format!(
-            "it belongs to the process: use the flag --rollout-{} of the command line, the \
-             environment variable {}, or RuntimeSettings",
-            info.name.replace('_', "-"),
+            "it belongs to the process: use the environment variable {}, RuntimeSettings, or the \
+             command line's flag where there is one (rollouts --help)",
             info.env.unwrap_or_default()
         ),
         Scope::Session => format!(

@@ -10,6 +10,7 @@ use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
 use arrow_schema::{FieldRef, Schema, SchemaRef};
 use async_trait::async_trait;
+use chrono::Utc;
 use datafusion::common::DataFusionError;
 use datafusion::datasource::sink::DataSink;
 use datafusion::error::Result as DataFusionResult;
@@ -38,17 +39,12 @@ pub(crate) struct RolloutSink {
 }
 
 impl RolloutSink {
-    /// A sink for rows of the `given` columns.
+    /// A sink for rows of the `given` columns: all, those a `filler` completes, or all that the table had
+    /// when the statement was planned.
     pub(crate) fn new(path: Arc<InsertPath>, filler: Option<Filler>, given: SchemaRef) -> Self {
         // Everything nullable here: the sink checks NOT NULL itself and names the column.
         let nullable = |field: &FieldRef| field.as_ref().clone().with_nullable(true);
-        let fields: Vec<_> = match &filler {
-            Some(_) => given.fields().iter().map(nullable).collect(),
-            None => {
-                let schema = path.table().schema();
-                schema.sql().fields().iter().map(nullable).collect()
-            }
-        };
+        let fields: Vec<_> = given.fields().iter().map(nullable).collect();
         Self {
             path,
             filler,
@@ -112,6 +108,8 @@ struct Statement<'a> {
     /// The columns of its rows, also where one is added while it runs.
     schema: Arc<TableSchema>,
     markers: Markers,
+    /// In microseconds since the epoch.
+    started: i64,
     held: Vec<RecordBatch>,
     held_rows: usize,
     held_bytes: usize,
@@ -127,6 +125,7 @@ impl<'a> Statement<'a> {
             sink,
             schema: sink.path.table().schema(),
             markers: Markers::new(),
+            started: Utc::now().timestamp_micros(),
             held: Vec::new(),
             held_rows: 0,
             held_bytes: 0,
@@ -139,7 +138,7 @@ impl<'a> Statement<'a> {
 
     async fn add(&mut self, batch: &RecordBatch) -> Result<()> {
         let batch = match &self.sink.filler {
-            Some(filler) => &filler.complete(batch)?,
+            Some(filler) => &filler.complete(batch, self.started)?,
             None => batch,
         };
         let batch = check_and_align(&self.schema, &self.markers, batch)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow_schema::Schema;
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider, TableProviderFactory};
+use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{Constraint, DFSchema};
 use datafusion::error::Result as DataFusionResult;
 use datafusion::logical_expr::{CreateExternalTable, Expr, ExprSchemable};
@@ -14,7 +15,7 @@ use super::RolloutTableProvider;
 use crate::error::{Result, RolloutError};
 use crate::options::TableOptions;
 use crate::runtime::RolloutRuntime;
-use crate::schema::TableSchema;
+use crate::schema::{TableSchema, parse_stored_defaults, render_defaults};
 
 /// Opens or creates rollouts tables for SQL. Registered under `ROLLOUT`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,7 +63,16 @@ fn declared_schema(cmd: &CreateExternalTable) -> Result<Option<TableSchema>> {
     let mut primary_key = None;
     for constraint in cmd.constraints.iter() {
         match constraint {
-            Constraint::PrimaryKey(key) if key.len() == 1 => primary_key = Some(key[0]),
+            Constraint::PrimaryKey(key) if key.len() == 1 => {
+                if primary_key
+                    .replace(key[0])
+                    .is_some_and(|other| other != key[0])
+                {
+                    return Err(RolloutError::invalid(
+                        "two columns are declared PRIMARY KEY: a table has one key, of one column",
+                    ));
+                }
+            }
             Constraint::PrimaryKey(_) => {
                 return Err(RolloutError::Unsupported(
                     "a key of several columns is not supported: join them into one text column, for \
@@ -81,7 +91,25 @@ fn declared_schema(cmd: &CreateExternalTable) -> Result<Option<TableSchema>> {
     for (column, default) in &defaults {
         check_default(columns, column, default)?;
     }
+    // What cannot be read back would keep everybody from opening the table.
+    parse_stored_defaults(&render_defaults(&defaults)?)?;
     TableSchema::declared(columns, primary_key, defaults).map(Some)
+}
+
+/// Whether an expression is more than a function of one row's values.
+fn needs_rows(expr: &Expr) -> bool {
+    matches!(
+        expr,
+        Expr::AggregateFunction(_)
+            | Expr::WindowFunction(_)
+            | Expr::ScalarSubquery(_)
+            | Expr::InSubquery(_)
+            | Expr::Exists(_)
+            | Expr::SetComparison(_)
+            | Expr::Unnest(_)
+            | Expr::Placeholder(_)
+            | Expr::OuterReferenceColumn(..)
+    )
 }
 
 /// A default stands for itself: it cannot look at other columns.
@@ -91,6 +119,18 @@ fn check_default(columns: &Schema, column: &str, default: &Expr) -> Result<()> {
     };
     let nothing = DFSchema::empty();
     default.get_type(&nothing).map_err(|error| wrong(&error))?;
+    if default.exists(|expr| Ok(needs_rows(expr)))? {
+        return Err(wrong(
+            &"it has to be a value or a function of values: subqueries, aggregates and window \
+              functions cannot be evaluated for a row",
+        ));
+    }
+    let required = columns
+        .field_with_name(column)
+        .is_ok_and(|field| !field.is_nullable());
+    if required && matches!(default, Expr::Literal(value, _) if value.is_null()) {
+        return Err(wrong(&"the column is NOT NULL"));
+    }
     if let (Expr::Literal(value, _), Ok(field)) = (default, columns.field_with_name(column)) {
         let cast = value
             .cast_to(field.data_type())

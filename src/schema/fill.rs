@@ -10,7 +10,6 @@ use arrow_array::{
     ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray,
 };
 use arrow_schema::{FieldRef, Schema, SchemaRef};
-use chrono::Utc;
 use datafusion::logical_expr::Expr;
 use datafusion::scalar::ScalarValue;
 
@@ -49,17 +48,14 @@ impl Fill {
         }
     }
 
-    fn values(&self, rows: usize) -> Result<ArrayRef> {
+    fn values(&self, rows: usize, now: i64) -> Result<ArrayRef> {
         Ok(match self {
             // Most statements have one row, and most columns are left out: nothing is made for them.
             Self::Constant(value) if rows == 1 => value.clone(),
             Self::Constant(value) => ScalarValue::try_from_array(value, 0)
                 .and_then(|value| value.to_array_of_size(rows))
                 .map_err(RolloutError::DataFusion)?,
-            Self::Now => {
-                let now = Utc::now().timestamp_micros();
-                Arc::new(TimestampMicrosecondArray::from_value(now, rows))
-            }
+            Self::Now => Arc::new(TimestampMicrosecondArray::from_value(now, rows)),
             Self::NewId => Arc::new(new_ids(rows)),
             Self::SameAsId => repeated(&Markers::new().same_as_id, rows),
             Self::SameAsRolloutId => repeated(&Markers::new().same_as_rollout_id, rows),
@@ -109,15 +105,16 @@ impl Filler {
             .map(|(field, _)| field.name().as_str())
     }
 
-    /// The batch with all columns of the table, in order.
+    /// The batch with all columns of the table, in order; `now` is the statement's time, in
+    /// microseconds since the epoch.
     ///
     /// # Errors
     /// A default that cannot be made.
-    pub(crate) fn complete(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+    pub(crate) fn complete(&self, batch: &RecordBatch, now: i64) -> Result<RecordBatch> {
         let rows = batch.num_rows();
         let columns = self.sources.iter().map(|source| match source {
             Source::Given(position) => Ok(batch.column(*position).clone()),
-            Source::Filled(fill) => fill.values(rows),
+            Source::Filled(fill) => fill.values(rows, now),
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -133,6 +130,7 @@ impl Filler {
 mod tests {
     use arrow_array::Array;
     use arrow_array::cast::AsArray;
+    use arrow_array::types::TimestampMicrosecondType;
     use datafusion::logical_expr::lit;
 
     use super::super::TableSchema;
@@ -165,10 +163,12 @@ mod tests {
         assert_eq!(filler.given().collect::<Vec<_>>(), ["reward"]);
         let rewards = Arc::new(arrow_array::Float32Array::from(vec![0.5, 1.0])) as ArrayRef;
         let rows = RecordBatch::try_from_iter([("column1", rewards)]).expect("a batch");
-        let complete = filler.complete(&rows).expect("completes");
+        let complete = filler.complete(&rows, 7).expect("completes");
         assert_eq!(complete.num_columns(), table.fields().len());
         assert_eq!(complete["reward"].null_count(), 0);
         assert_eq!(complete["score"].null_count(), 2);
+        let made = complete[CREATED_AT].as_primitive::<TimestampMicrosecondType>();
+        assert_eq!(made.values(), &[7, 7]);
         let ids = complete["id"].as_string::<i32>();
         assert_ne!(ids.value(0), ids.value(1));
         assert_eq!(

@@ -134,12 +134,12 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
                     ..Default::default()
                 });
             }
-            Ok(Some((base, metrics))) => {
-                let base = table.advance_base(Arc::new(base));
-                let rewritten = || fragments.iter().filter(|f| chosen.contains(&f.id));
+            Ok(Some((compacted, metrics))) => {
+                let base = table.advance_base(Arc::new(compacted));
+                let (rows, bytes) = totals(&fragments, &chosen);
                 return Ok(CompactionReport {
-                    rows: rewritten().map(|fragment| fragment.rows).sum(),
-                    bytes: rewritten().map(|fragment| fragment.bytes).sum(),
+                    rows,
+                    bytes,
                     fragments_removed: metrics.fragments_removed,
                     fragments_added: metrics.fragments_added,
                     base_version: base.version().version,
@@ -148,7 +148,7 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
             Err(error) => error,
         };
         attempts += 1;
-        if !is_conflict(&error) {
+        if !is_conflict(&error) && !gone(table, &base, &error).await? {
             return Err(table.context("compacting the base")(error));
         }
         if attempts >= ATTEMPTS {
@@ -159,6 +159,15 @@ pub(super) async fn compact(table: &LanceTable, least: usize) -> Result<Compacti
         }
         tracing::debug!(attempts, %error, "a compaction lost against another commit");
     }
+}
+
+/// Whether what was not found belongs to a version that was superseded, and cleaned up, meanwhile.
+async fn gone(table: &LanceTable, base: &Arc<Dataset>, error: &lance::Error) -> Result<bool> {
+    if !matches!(error, lance::Error::NotFound { .. }) {
+        return Ok(false);
+    }
+    let newest = table.refresh_base().await?;
+    Ok(newest.version().version > base.version().version)
 }
 
 async fn fragments(base: &Dataset) -> lance::Result<Vec<Sized>> {
@@ -219,6 +228,16 @@ async fn fitting(table: &LanceTable, base: &Arc<Dataset>, chosen: Vec<u32>) -> R
     Ok(fitting)
 }
 
+/// Rows and bytes of the chosen fragments.
+fn totals(fragments: &[Sized], chosen: &[u32]) -> (u64, u64) {
+    fragments
+        .iter()
+        .filter(|fragment| chosen.contains(&fragment.id))
+        .fold((0, 0), |(rows, bytes), fragment| {
+            (rows + fragment.rows, bytes + fragment.bytes)
+        })
+}
+
 async fn rewrite(
     base: &Arc<Dataset>,
     fragments: &[Sized],
@@ -227,13 +246,7 @@ async fn rewrite(
     if chosen.is_empty() {
         return Ok(None);
     }
-    let rewritten = || {
-        fragments
-            .iter()
-            .filter(|fragment| chosen.contains(&fragment.id))
-    };
-    let rows: u64 = rewritten().map(|fragment| fragment.rows).sum();
-    let bytes: u64 = rewritten().map(|fragment| fragment.bytes).sum();
+    let (rows, bytes) = totals(fragments, chosen);
     let options = CompactionOptions {
         target_rows_per_fragment: SMALL_ROWS as usize,
         excluded_fragment_ids: fragments

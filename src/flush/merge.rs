@@ -8,6 +8,8 @@
 //! - the commit carries the exact set of keys it inserts and the base rows it replaces, so of two
 //!   commits that insert the same new id, or replace the same row, the second is refused;
 //! - progress must grow, so of two commits of the same generation the second is refused;
+//! - a commit that cannot be held against every version since the one it was worked out on, because
+//!   some were cleaned up, is refused (`store::commits`);
 //! - nothing is ever committed from a refused commit's work: it is thrown away, the progress read
 //!   again and the rows worked out anew, so that what was deleted meanwhile stays deleted.
 

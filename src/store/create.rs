@@ -15,6 +15,7 @@ use lance::Dataset;
 use lance::dataset::transaction::Transaction;
 use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode, WriteParams};
 
+use super::commits::whole_history;
 use super::table::{OpenRequest, load};
 use crate::error::{Result, RolloutError};
 use crate::options::OnConflict;
@@ -122,7 +123,9 @@ async fn prepare_new(request: &OpenRequest, stored: SchemaRef) -> lance::Result<
 /// Commits it as the first version, or fails.
 async fn commit(request: &OpenRequest, transaction: Transaction) -> lance::Result<Dataset> {
     let defaults = WriteParams::default();
-    CommitBuilder::new(request.location.uri())
+    let uri = request.location.uri();
+    CommitBuilder::new(uri)
+        .with_commit_handler(whole_history(uri, &request.params).await?)
         .with_session(request.session.clone())
         .with_store_params(request.params.clone())
         .with_storage_format(defaults.data_storage_version.unwrap_or_default())

@@ -2,6 +2,7 @@
 
 mod clock;
 mod columns;
+mod commits;
 mod create;
 mod lease;
 mod location;

@@ -22,6 +22,7 @@ use parking_lot::RwLock;
 use uuid::Uuid;
 
 use super::clock::StampClock;
+use super::commits::whole_history;
 use super::create::create;
 use super::location::Location;
 use super::object_store::{install_local_store, probe_put_if_absent};
@@ -400,7 +401,9 @@ fn schema_in(base: &Dataset) -> Result<TableSchema> {
 }
 
 pub(super) async fn load(request: &OpenRequest) -> lance::Result<Dataset> {
-    DatasetBuilder::from_uri(request.location.uri())
+    let uri = request.location.uri();
+    DatasetBuilder::from_uri(uri)
+        .with_commit_handler(whole_history(uri, &request.params).await?)
         .with_session(request.session.clone())
         .with_store_params(request.params.clone())
         .load()

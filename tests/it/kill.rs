@@ -5,7 +5,7 @@
 //! The child is this test binary, running [`kill_child`] alone. It inserts rows of known ids, some
 //! again with a higher reward, updates and deletes some, and writes each acknowledgement to a file
 //! before it goes on.
-//! `ROLLOUT_KILL_ROUNDS` says how many are killed.
+//! `ROLLOUT_KILL_ROUNDS` says how many are killed, `ROLLOUT_KILL_ONLY` at which fail point alone.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::OpenOptions;
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use arrow::util::pretty::pretty_format_batches;
 use arrow_array::cast::AsArray;
 use datafusion_rollouts::RuntimeSettings;
 use rand::{Rng, SeedableRng};
@@ -291,11 +292,15 @@ async fn changed(process: &Process, sql: &str) -> datafusion::error::Result<u64>
 }
 
 async fn read_for_ever(process: &Process, place: &Place) {
-    let sql = "SELECT count(*) - count(DISTINCT id) FROM rollouts";
+    let sql = "SELECT id, count(*) AS rows, min(reward), max(reward) FROM rollouts \
+               GROUP BY id HAVING count(*) > 1";
     loop {
         match process.try_sql(sql).await {
-            Ok(_) if process.number(sql).await == 0 => {}
-            Ok(_) => append(&place.faults(), "a read saw an id twice\n"),
+            Ok(twice) if twice.iter().all(|batch| batch.num_rows() == 0) => {}
+            Ok(twice) => {
+                let rows = pretty_format_batches(&twice).expect("prints");
+                append(&place.faults(), &format!("ids seen twice:\n{rows}\n"));
+            }
             Err(error) => eprintln!("reading: {error}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -377,6 +382,7 @@ async fn kill_at_random_and_at_fail_points() {
     let rounds: usize = std::env::var("ROLLOUT_KILL_ROUNDS")
         .ok()
         .map_or(25, |rounds| rounds.parse().expect("a number of rounds"));
+    let only = std::env::var("ROLLOUT_KILL_ONLY").ok();
     let folder = tempfile::tempdir().expect("folder");
     let place = Place(folder.path().to_path_buf());
     let seed = rand::random();
@@ -385,7 +391,7 @@ async fn kill_at_random_and_at_fail_points() {
     let mut kills: BTreeMap<&str, usize> = BTreeMap::new();
     let mut rows = 0;
     for round in 0..rounds {
-        let point = POINTS[round % POINTS.len()];
+        let point = only.as_deref().or(POINTS[round % POINTS.len()]);
         let name = if round % 4 == 3 { "worker-0" } else { "" };
         if point.is_some_and(|point| point.starts_with("adopt")) {
             // Somebody to adopt: killed with rows that only its log holds.
@@ -433,7 +439,7 @@ async fn kill_at_random_and_at_fail_points() {
         lines(&place.deleted()).len()
     );
     // A point nobody ever comes to would prove nothing.
-    if rounds >= 25 {
+    if rounds >= 25 && only.is_none() {
         let missed: Vec<_> = POINTS
             .iter()
             .flatten()

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lance::dataset::cleanup::CleanupPolicyBuilder;
 use lance::index::DatasetIndexExt;
 use lance_index::IndexType;
 use lance_index::scalar::ScalarIndexParams;
@@ -85,6 +86,16 @@ impl Process {
             .expect("counts")
     }
 
+    /// Leaves the newest base version alone.
+    async fn clean_up_versions(&self) {
+        let base = self.store.table().refresh_base().await.expect("base");
+        let policy = CleanupPolicyBuilder::default().before_timestamp(chrono::Utc::now());
+        base.cleanup_with_policy(policy.build())
+            .await
+            .expect("cleans up");
+        assert_eq!(base.version_refs().await.expect("lists").len(), 1);
+    }
+
     /// An index on the base's ids, which turns Lance's own tracking of inserted keys off.
     async fn index_ids(&self) {
         let mut base = self
@@ -163,6 +174,29 @@ async fn of_two_prepared_merges_of_one_replaced_row_the_second_is_refused() {
     assert!(!b.commit(&second).await);
     b.store.merge().await.expect("works it out again");
     assert_eq!(b.in_base("x").await, 1);
+}
+
+/// Lance checks a commit against the versions it finds: one that was cleaned up it does not miss.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_is_refused_when_versions_made_meanwhile_were_cleaned_up() {
+    let folder = tempfile::tempdir().expect("folder");
+    let a = Process::open(folder.path()).await;
+    let b = Process::open(folder.path()).await;
+    a.write("x").await;
+    a.store.merge().await.expect("merges");
+    a.write("x").await;
+    b.write("x").await;
+    let (first, second) = (a.prepare_shard(0).await, b.prepare_shard(1).await);
+    assert!(a.commit(&first).await);
+    for other in ["y", "z"] {
+        a.write(other).await;
+        a.merge_own().await;
+    }
+    a.clean_up_versions().await;
+    assert!(!b.commit(&second).await, "it replaces the same row");
+    b.store.merge().await.expect("works it out again");
+    assert_eq!(b.in_base("x").await, 1);
+    assert_eq!(b.rows().await, (3, 3));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -166,8 +166,14 @@ async fn stored(table: &LanceTable, path: &Path) -> Option<IdFilter> {
     IdFilter::from_bytes(&found.bytes().await.ok()?)
 }
 
-async fn read_ids(table: &LanceTable, base: &Arc<Dataset>, fragment: Fragment) -> Result<IdFilter> {
+async fn read_ids(
+    table: &LanceTable,
+    base: &Arc<Dataset>,
+    mut fragment: Fragment,
+) -> Result<IdFilter> {
     let context = || table.context("reading the base's ids");
+    // Whoever still reads an older version has the rows there that were deleted since.
+    fragment.deletion_file = None;
     let rows = fragment.physical_rows.unwrap_or_default();
     let mut filter = IdFilter::with_room_for(rows)?;
     let schema = table.schema();
@@ -207,7 +213,56 @@ fn path_of(table: &LanceTable, name: &str) -> Path {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
+    use lance_core::cache::LanceCache;
+
+    use super::super::{KeySource, Masks, row_count};
     use super::*;
+    use crate::testing::Process;
+
+    /// A filter made from a newer version of the base serves whoever still reads an older one.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_filter_knows_rows_that_were_deleted_before_it_was_made() {
+        let folder = tempfile::tempdir().expect("folder");
+        let process = Process::open(folder.path()).await;
+        let table = process.store.table();
+        process.insert("x").await;
+        process.insert("y").await;
+        process.store.flush().await.expect("flushes");
+        process.store.merge().await.expect("merges");
+        let older = table.base();
+        let stored = folder.path().join(ROLLOUTS_DIR).join("id_filters");
+        std::fs::remove_dir_all(&stored).expect("the filter merging made");
+        let fresh = KeyCache::new(&LanceCache::with_capacity(1 << 20), "table");
+
+        process.insert("x").await;
+        process.store.flush().await.expect("flushes");
+        let snapshot = process
+            .store
+            .snapshot(Duration::ZERO, &HashMap::new())
+            .await
+            .expect("snapshot");
+        let sources: Vec<_> = snapshot
+            .generations
+            .iter()
+            .map(KeySource::generation)
+            .collect();
+        let mut newer = older.as_ref().clone();
+        newer.delete("id = 'x'").await.expect("deletes");
+        let newer = Arc::new(newer);
+        for (base, superseded) in [(&newer, 0), (&older, 1)] {
+            let masks = Masks::build(table, &fresh, base, &sources).await;
+            let masks = masks.expect("masks");
+            assert_eq!(
+                row_count(&masks.base),
+                superseded,
+                "{:?}",
+                base.version().version
+            );
+        }
+    }
 
     #[test]
     fn a_stored_filter_answers_as_before() {

@@ -29,6 +29,29 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
+    /// Those of the background.
+    pub(crate) const BACKGROUND: [Self; 6] = [
+        Self::Flush,
+        Self::Merge,
+        Self::Lease,
+        Self::Adopt,
+        Self::Compact,
+        Self::CleanUp,
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::Plan => "plan",
+            Self::Flush => "flush",
+            Self::Merge => "merge",
+            Self::Lease => "lease",
+            Self::Adopt => "adopt",
+            Self::Compact => "compact",
+            Self::CleanUp => "cleanup",
+        }
+    }
+
     /// A span of this operation on the table.
     pub(crate) fn span(self, table: &impl Display) -> Span {
         macro_rules! span {
@@ -37,7 +60,7 @@ impl Operation {
                     $level,
                     $name,
                     db.system.name = SYSTEM,
-                    db.operation.name = $name,
+                    db.operation.name = self.as_str(),
                     db.collection.name = %table,
                     rows = Empty,
                     bytes = Empty,

@@ -52,6 +52,7 @@ pub(crate) fn stamp_type() -> DataType {
 #[derive(Debug, Clone)]
 pub struct TableSchema {
     sql: SchemaRef,
+    nullable: SchemaRef,
     stored: SchemaRef,
     key: usize,
     stamp: Option<usize>,
@@ -218,6 +219,10 @@ impl TableSchema {
             .iter()
             .map(|field| field.as_ref().clone().with_metadata(HashMap::new()))
             .collect();
+        let nullable: Vec<Field> = sql
+            .iter()
+            .map(|field| field.clone().with_nullable(true))
+            .collect();
         let mut stored: Vec<Field> = schema
             .fields()
             .iter()
@@ -240,6 +245,7 @@ impl TableSchema {
             );
         }
         Self {
+            nullable: Arc::new(Schema::new(nullable)),
             sql: Arc::new(Schema::new(sql)),
             stored: Arc::new(Schema::new(stored)),
             key,
@@ -252,6 +258,11 @@ impl TableSchema {
     /// What SQL sees.
     pub fn sql(&self) -> &SchemaRef {
         &self.sql
+    }
+
+    /// The same where NULL is not refused yet.
+    pub(crate) fn nullable(&self) -> &SchemaRef {
+        &self.nullable
     }
 
     /// What Lance stores.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use datafusion::execution::SessionStateBuilder;
+use datafusion::optimizer::AnalyzerRule;
 use datafusion::prelude::SessionContext;
 
 use crate::error::Result;
@@ -28,6 +29,11 @@ pub trait RolloutSessionExt {
     fn register_rollouts(self, runtime: &RolloutRuntime) -> Result<Self::Registered>;
 }
 
+/// What the table has a say in before DataFusion optimizes a statement.
+fn analyzer_rules() -> [Arc<dyn AnalyzerRule + Send + Sync>; 2] {
+    [Arc::new(CheckDml), Arc::new(PlanInsert)]
+}
+
 impl RolloutSessionExt for &SessionContext {
     type Registered = ();
 
@@ -44,19 +50,11 @@ impl RolloutSessionExt for &SessionContext {
             state
                 .table_factories_mut()
                 .insert(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
-            let known = |name| {
-                state
-                    .analyzer()
-                    .rules
-                    .iter()
-                    .any(|rule| rule.name() == name)
-            };
-            let (checks, plans) = (known(CheckDml::NAME), known(PlanInsert::NAME));
-            if !checks {
-                state.add_analyzer_rule(Arc::new(CheckDml));
-            }
-            if !plans {
-                state.add_analyzer_rule(Arc::new(PlanInsert));
+            for rule in analyzer_rules() {
+                let mut known = state.analyzer().rules.iter();
+                if !known.any(|known| known.name() == rule.name()) {
+                    state.add_analyzer_rule(rule);
+                }
             }
         }
         self.register_table_options_extension(RolloutTableOptionsExtension::default());
@@ -82,9 +80,10 @@ impl RolloutSessionExt for SessionStateBuilder {
         }
         let mut builder = self
             .with_config(config)
-            .with_table_factory(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory))
-            .with_analyzer_rule(Arc::new(CheckDml))
-            .with_analyzer_rule(Arc::new(PlanInsert));
+            .with_table_factory(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
+        for rule in analyzer_rules() {
+            builder = builder.with_analyzer_rule(rule);
+        }
         builder
             .scalar_functions()
             .get_or_insert_default()

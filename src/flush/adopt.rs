@@ -7,17 +7,17 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
-use super::{Maintenance, TaskKind};
+use super::Maintenance;
 use crate::error::Result;
 use crate::insert::{FlushReport, flush_writer, open_shard};
-use crate::metrics::Work;
+use crate::metrics::{Operation, Work};
 use crate::store::Adopted;
 
 impl Maintenance {
     /// Renews this process's own lease; lets go of its lanes where another has taken it.
     pub(super) async fn renew_lease(&self) {
         let renewed = |_: &bool| Some(Work::default());
-        let result = self.observe(TaskKind::Lease, self.leases.renew(), renewed);
+        let result = self.observe(Operation::Lease, self.leases.renew(), renewed);
         match result.await {
             Ok(true) => {}
             Ok(false) => {
@@ -34,7 +34,7 @@ impl Maintenance {
     /// others waiting nor its slot for long: the lease runs out, and somebody tries again.
     pub(super) async fn adopt_dead(&self) -> Result<()> {
         let expired = self.leases.adopt_expired();
-        let expired = self.observe(TaskKind::Adopt, expired, |_| None).await?;
+        let expired = self.observe(Operation::Adopt, expired, |_| None).await?;
         if expired.is_empty() {
             return Ok(());
         }
@@ -43,7 +43,7 @@ impl Maintenance {
         for (i, adopted) in expired.iter().enumerate() {
             let work = self.keeping_leases(&expired[i..], self.adopt(adopted, &existing));
             let result = self
-                .observe(TaskKind::Adopt, work, |work| Some(*work))
+                .observe(Operation::Adopt, work, |work| Some(*work))
                 .await;
             // Even a failed adoption may have made some generations.
             self.snapshots.changed();

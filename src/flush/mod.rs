@@ -40,11 +40,11 @@ use merge::{Committed, PreparedMerge};
 pub(crate) use merge::{delete_losers, is_conflict, write_fragments};
 use policy::Waiting;
 use status::Board;
-pub(crate) use status::{TaskKind, TaskStatus};
+pub(crate) use status::TaskStatus;
 
 use crate::error::{Result, RolloutError};
 use crate::insert::{FlushReport, InsertPath, UnflushedBudget};
-use crate::metrics::Work;
+use crate::metrics::{Operation, Work};
 use crate::options::RuntimeSettings;
 use crate::store::masks::KeyCache;
 use crate::store::{Generation, LanceTable, LeaseKeeper, Snapshot, SnapshotCache, TaskLease};
@@ -158,7 +158,7 @@ impl Maintenance {
                 bytes: report.bytes,
             })
         };
-        let result = self.observe(TaskKind::Flush, work, came_to).await;
+        let result = self.observe(Operation::Flush, work, came_to).await;
         // Even a failed flush may have made some generations.
         self.snapshots.changed();
         let report = result?;
@@ -223,7 +223,7 @@ impl Maintenance {
             })
         };
         let work = self.merge_all();
-        let result = self.observe(TaskKind::Merge, work, came_to).await;
+        let result = self.observe(Operation::Merge, work, came_to).await;
         self.snapshots.changed();
         if let Ok(report) = &result {
             *self.oldest_waiting.lock() = None;
@@ -320,7 +320,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = self.pause(TaskKind::Flush, self.settings.flush_interval) => {}
+                () = self.pause(Operation::Flush, self.settings.flush_interval) => {}
                 () = self.budget.pressed() => {}
             }
             if self.insert.has_unflushed().await
@@ -368,7 +368,7 @@ impl Maintenance {
                         continue;
                     }
                 }
-                () = self.pause(TaskKind::Merge, left.max(age.min(Duration::from_millis(1)))) => {}
+                () = self.pause(Operation::Merge, left.max(age.min(Duration::from_millis(1)))) => {}
             }
             looked = Instant::now();
             self.unlooked.store(0, Ordering::Release);
@@ -420,7 +420,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = self.pause(TaskKind::Lease, self.leases.ttl() / 2) => {}
+                () = self.pause(Operation::Lease, self.leases.ttl() / 2) => {}
             }
             self.renew_lease().await;
             if let Err(error) = self.adopt_dead().await {

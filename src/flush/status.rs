@@ -10,50 +10,6 @@ use super::Maintenance;
 use crate::error::Result;
 use crate::metrics::{Operation, Work, record_error};
 
-/// The kinds of maintenance that are reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum TaskKind {
-    Flush,
-    Merge,
-    Lease,
-    Adopt,
-    Compact,
-    CleanUp,
-}
-
-impl TaskKind {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Flush,
-        Self::Merge,
-        Self::Lease,
-        Self::Adopt,
-        Self::Compact,
-        Self::CleanUp,
-    ];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Flush => "flush",
-            Self::Merge => "merge",
-            Self::Lease => "lease",
-            Self::Adopt => "adopt",
-            Self::Compact => "compact",
-            Self::CleanUp => "cleanup",
-        }
-    }
-
-    fn operation(self) -> Operation {
-        match self {
-            Self::Flush => Operation::Flush,
-            Self::Merge => Operation::Merge,
-            Self::Lease => Operation::Lease,
-            Self::Adopt => Operation::Adopt,
-            Self::Compact => Operation::Compact,
-            Self::CleanUp => Operation::CleanUp,
-        }
-    }
-}
-
 /// What one kind of maintenance did last.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TaskStatus {
@@ -68,23 +24,23 @@ pub(crate) struct TaskStatus {
 
 /// The status of every kind.
 #[derive(Debug, Default)]
-pub(super) struct Board(Mutex<HashMap<TaskKind, TaskStatus>>);
+pub(super) struct Board(Mutex<HashMap<Operation, TaskStatus>>);
 
 impl Maintenance {
     /// What each kind of maintenance did last.
-    pub(crate) fn status(&self, kind: TaskKind) -> TaskStatus {
+    pub(crate) fn status(&self, kind: Operation) -> TaskStatus {
         self.board.0.lock().get(&kind).cloned().unwrap_or_default()
     }
 
     /// Does one run of a task and keeps what it came to; a run that came to nothing is none.
     pub(super) async fn observe<T>(
         &self,
-        kind: TaskKind,
+        kind: Operation,
         work: impl Future<Output = Result<T>>,
         came_to: impl FnOnce(&T) -> Option<Work>,
     ) -> Result<T> {
         let started = Instant::now();
-        let span = kind.operation().span(self.table.location());
+        let span = kind.span(self.table.location());
         let result = work.instrument(span.clone()).await;
         let done = match &result {
             Ok(done) => match came_to(done) {
@@ -108,7 +64,7 @@ impl Maintenance {
     }
 
     /// Waits for a task's timer, and tells until when; zero never rings.
-    pub(super) async fn pause(&self, kind: TaskKind, interval: Duration) {
+    pub(super) async fn pause(&self, kind: Operation, interval: Duration) {
         let next_run = match interval.is_zero() {
             true => None,
             false => Some(Instant::now() + interval),

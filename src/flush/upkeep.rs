@@ -8,9 +8,9 @@ use chrono::{DateTime, Utc};
 
 use super::cleanup::Ages;
 use super::sweep::Sweep;
-use super::{CompactionReport, Maintenance, Removal, TaskKind, compact};
+use super::{CompactionReport, Maintenance, Removal, compact};
 use crate::error::{Result, RolloutError};
-use crate::metrics::Work;
+use crate::metrics::{Operation, Work};
 
 /// Small neighbours that are worth a compaction nobody asked for.
 const LEAST_NEIGHBOURS: usize = 8;
@@ -20,7 +20,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = self.pause(TaskKind::Compact, self.settings.compact_interval) => {}
+                () = self.pause(Operation::Compact, self.settings.compact_interval) => {}
             }
             let work = self.compact_unless_busy(Duration::ZERO, LEAST_NEIGHBOURS);
             tokio::select! {
@@ -37,7 +37,7 @@ impl Maintenance {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = self.pause(TaskKind::CleanUp, self.settings.cleanup_interval) => {}
+                () = self.pause(Operation::CleanUp, self.settings.cleanup_interval) => {}
             }
             tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -86,7 +86,7 @@ impl Maintenance {
                 bytes: report.bytes,
             })
         };
-        let result = self.observe(TaskKind::Compact, work, came_to).await;
+        let result = self.observe(Operation::Compact, work, came_to).await;
         if !matches!(result, Ok(None)) {
             self.snapshots.changed();
         }
@@ -102,7 +102,7 @@ impl Maintenance {
                 bytes: removed.iter().map(|removal| removal.bytes).sum(),
             })
         };
-        self.observe(TaskKind::CleanUp, work, came_to).await
+        self.observe(Operation::CleanUp, work, came_to).await
     }
 
     async fn sweep(&self, now: DateTime<Utc>, dry_run: bool) -> Result<Vec<Removal>> {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::{Report, columns, required};
 use crate::error::Result;
-use crate::flush::TaskKind;
+use crate::metrics::Operation;
 use crate::runtime::{RolloutRuntime, RolloutStore};
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Report for MaintenanceTasks {
         store: Option<&Arc<RolloutStore>>,
     ) -> Result<RecordBatch> {
         let store = required(store)?;
-        let status: Vec<_> = TaskKind::ALL
+        let status: Vec<_> = Operation::BACKGROUND
             .iter()
             .map(|kind| (kind.as_str(), store.maintenance_status(*kind)))
             .collect();

@@ -34,14 +34,9 @@ use crate::schema::{Filler, Source, cast_into};
 #[derive(Debug, Default)]
 pub(crate) struct PlanInsert;
 
-impl PlanInsert {
-    /// The rule's name within a session.
-    pub(crate) const NAME: &'static str = "rollout_insert";
-}
-
 impl AnalyzerRule for PlanInsert {
     fn name(&self) -> &str {
-        Self::NAME
+        "rollout_insert"
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> DataFusionResult<LogicalPlan> {
@@ -65,21 +60,22 @@ fn plan_insert(dml: DmlStatement) -> DataFusionResult<Transformed<LogicalPlan>> 
     ) else {
         return Ok(Transformed::no(LogicalPlan::Dml(dml)));
     };
-    let schema = table.schema();
-    if !are_columns_of(&schema, rows) {
+    // Looked at once: a column may be added at any moment.
+    let columns = table.store().schema();
+    if !are_columns_of(columns.sql(), rows) {
         return Ok(Transformed::no(LogicalPlan::Dml(dml)));
     }
-    let (sources, given) = split(table, &schema, &rows.expr);
+    let (sources, given) = split(table, columns.sql(), &rows.expr);
     if given.is_empty() {
         return Ok(Transformed::no(LogicalPlan::Dml(dml)));
     }
     let input = Given {
-        key: table.store().schema().key_name().to_string(),
+        key: columns.key_name().to_string(),
         columns: given,
     }
     .plan(&rows.input)?;
     let target = InsertTarget {
-        filler: Filler::new(&schema, sources),
+        filler: Filler::new(&columns, sources),
         table: target,
     };
     Ok(Transformed::yes(LogicalPlan::Dml(DmlStatement {

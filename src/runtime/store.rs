@@ -13,8 +13,9 @@ use uuid::Uuid;
 
 use super::cache::SharedCache;
 use crate::error::Result;
-use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskKind, TaskStatus};
+use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskStatus};
 use crate::insert::{InsertPath, MemtableView, UnflushedBudget};
+use crate::metrics::Operation;
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align, parse_type};
 use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
@@ -229,7 +230,7 @@ impl RolloutStore {
         &self.budget
     }
 
-    pub(crate) fn maintenance_status(&self, kind: TaskKind) -> TaskStatus {
+    pub(crate) fn maintenance_status(&self, kind: Operation) -> TaskStatus {
         self.maintenance.status(kind)
     }
 

@@ -9,12 +9,12 @@ use std::sync::{Arc, LazyLock};
 use arrow_array::{
     ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray,
 };
-use arrow_schema::{FieldRef, Schema, SchemaRef};
+use arrow_schema::SchemaRef;
 use datafusion::logical_expr::Expr;
 use datafusion::scalar::ScalarValue;
 
 use super::defaults::{Kind, new_ids, rollout_defaults};
-use super::{CREATED_AT, Markers};
+use super::{CREATED_AT, Markers, TableSchema};
 use crate::error::{Result, RolloutError};
 
 /// A default that needs no planning.
@@ -85,14 +85,11 @@ pub(crate) struct Filler {
 }
 
 impl Filler {
-    /// `sources` are those of the columns of `schema`, the table's as SQL sees it. What is given has
-    /// the columns' types.
-    pub(crate) fn new(schema: &Schema, sources: Vec<Source>) -> Self {
-        // NULL is refused later, with the column's name, when markers have their values.
-        let nullable = |field: &FieldRef| field.as_ref().clone().with_nullable(true);
-        let fields: Vec<_> = schema.fields().iter().map(nullable).collect();
+    /// `sources` are those of the table's columns. What is given has the columns' types.
+    pub(crate) fn new(table: &TableSchema, sources: Vec<Source>) -> Self {
         Self {
-            schema: Arc::new(Schema::new(fields)),
+            // NULL is refused later, with the column's name, when markers have their values.
+            schema: table.nullable().clone(),
             sources,
         }
     }
@@ -133,7 +130,6 @@ mod tests {
     use arrow_array::types::TimestampMicrosecondType;
     use datafusion::logical_expr::lit;
 
-    use super::super::TableSchema;
     use super::*;
 
     #[test]
@@ -148,7 +144,8 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_filled() {
-        let table = TableSchema::rollouts().sql().clone();
+        let schema = TableSchema::rollouts();
+        let table = schema.sql();
         let sources = (0..table.fields().len()).map(|i| match table.field(i).name().as_str() {
             "reward" => Source::Given(0),
             "id" => Source::Filled(Fill::NewId),
@@ -159,7 +156,7 @@ mod tests {
                 Source::Filled(Fill::Constant(null.to_array().expect("an array")))
             }
         });
-        let filler = Filler::new(&table, sources.collect());
+        let filler = Filler::new(&schema, sources.collect());
         assert_eq!(filler.given().collect::<Vec<_>>(), ["reward"]);
         let rewards = Arc::new(arrow_array::Float32Array::from(vec![0.5, 1.0])) as ArrayRef;
         let rows = RecordBatch::try_from_iter([("column1", rewards)]).expect("a batch");

@@ -1,9 +1,17 @@
 //! The command line, run as a user runs it.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn rollouts(args: &[&str]) -> Output {
     rollouts_logging("error", args)
+}
+
+fn create_in(folder: &Path) -> String {
+    format!(
+        "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{}'",
+        folder.display()
+    )
 }
 
 fn rollouts_logging(filter: &str, args: &[&str]) -> Output {
@@ -17,10 +25,7 @@ fn rollouts_logging(filter: &str, args: &[&str]) -> Output {
 #[test]
 fn a_long_insert_tells_how_far_it_has_come() {
     let folder = tempfile::tempdir().expect("folder");
-    let create = format!(
-        "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{}'",
-        folder.path().display()
-    );
+    let create = create_in(folder.path());
     let insert = "INSERT INTO rollouts (id, content)
         SELECT concat('r', value), repeat('x', 400) FROM generate_series(1, 400000)";
     let output = rollouts(&["--progress", "always", "-c", &create, "-c", insert]);
@@ -50,10 +55,7 @@ fn a_long_insert_tells_how_far_it_has_come() {
 #[test]
 fn long_lists_and_payloads_are_shortened_in_tables_only() {
     let folder = tempfile::tempdir().expect("folder");
-    let create = format!(
-        "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{}'",
-        folder.path().display()
-    );
+    let create = create_in(folder.path());
     let insert = "INSERT INTO rollouts (id, output_tokens, binary_payload)
         VALUES ('a', range(0, 1000), arrow_cast(repeat('x', 40), 'LargeBinary')), ('b', [1, NULL], NULL)";
     let query = "SELECT id, output_tokens, binary_payload FROM rollouts ORDER BY id";
@@ -88,10 +90,7 @@ fn long_lists_and_payloads_are_shortened_in_tables_only() {
 #[test]
 fn every_piece_of_work_is_a_span() {
     let folder = tempfile::tempdir().expect("folder");
-    let create = format!(
-        "CREATE EXTERNAL TABLE rollouts STORED AS ROLLOUT LOCATION '{}'",
-        folder.path().display()
-    );
+    let create = create_in(folder.path());
     let mut statements = vec!["-q", "-c", &create];
     for statement in [
         "INSERT INTO rollouts (id, content) VALUES ('a', 'not for the log')",

@@ -24,14 +24,9 @@ use crate::runtime::RolloutStore;
 #[derive(Debug, Default)]
 pub(crate) struct CheckDml;
 
-impl CheckDml {
-    /// The rule's name within a session.
-    pub(crate) const NAME: &'static str = "rollout_dml";
-}
-
 impl AnalyzerRule for CheckDml {
     fn name(&self) -> &str {
-        Self::NAME
+        "rollout_dml"
     }
 
     fn analyze(&self, plan: LogicalPlan, _: &ConfigOptions) -> DataFusionResult<LogicalPlan> {

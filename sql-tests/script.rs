@@ -41,6 +41,13 @@ struct Header {
     settings: Vec<(String, String)>,
     /// `# needs: data`
     needs_data: bool,
+    /// `# storage: local`
+    local: bool,
+}
+
+/// Whether a file is about folders.
+pub(crate) fn is_local(text: &str) -> bool {
+    Header::parse(text).is_ok_and(|header| header.local)
 }
 
 impl Header {
@@ -59,6 +66,11 @@ impl Header {
                     return Err(format!("'{line}': only 'data' can be needed"));
                 }
                 header.needs_data = true;
+            } else if let Some(storage) = line.strip_prefix("# storage:") {
+                if storage.trim() != "local" {
+                    return Err(format!("'{line}': only 'local' can be named"));
+                }
+                header.local = true;
             }
         }
         Ok(header)
@@ -71,15 +83,26 @@ fn data_folder() -> Option<PathBuf> {
     folder.canonicalize().ok().filter(|folder| folder.is_dir())
 }
 
-/// Runs the file, or with `rewrite` writes what was answered into it.
-pub(crate) async fn run(path: PathBuf, rewrite: bool, progress: Progress) -> Outcome {
-    match try_run(&path, rewrite, progress).await {
+/// Runs the file, with its tables in the bucket if there is one; with `rewrite` writes what was
+/// answered into it.
+pub(crate) async fn run(
+    path: PathBuf,
+    bucket: Option<String>,
+    rewrite: bool,
+    progress: Progress,
+) -> Outcome {
+    match try_run(&path, bucket, rewrite, progress).await {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Failed(error),
     }
 }
 
-async fn try_run(path: &Path, rewrite: bool, progress: Progress) -> Result<Outcome, String> {
+async fn try_run(
+    path: &Path,
+    bucket: Option<String>,
+    rewrite: bool,
+    progress: Progress,
+) -> Result<Outcome, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let header = Header::parse(&text)?;
     let data = data_folder();
@@ -95,7 +118,11 @@ async fn try_run(path: &Path, rewrite: bool, progress: Progress) -> Result<Outco
         .path()
         .canonicalize()
         .map_err(|error| error.to_string())?;
-    let host = Arc::new(Host::new(folder_path.clone(), header.settings));
+    // The folder's random name keeps the files apart in the bucket too.
+    let tables = bucket.map(|bucket| format!("s3://{bucket}{}", folder_path.to_string_lossy()));
+    let elsewhere = tables.is_some();
+    let host = Host::new(folder_path.clone(), tables, header.settings);
+    let host = Arc::new(host);
     // A connection is made by name, and sqllogictest does not hand that on: the loop below does.
     let connection = Arc::new(std::sync::Mutex::new(String::new()));
     let mut runner = Runner::new({
@@ -148,6 +175,9 @@ async fn try_run(path: &Path, rewrite: bool, progress: Progress) -> Result<Outco
     if let Err(error) = host.stop().await {
         failures.push(format!("the runtime did not stop: {error}"));
     }
+    if elsewhere && holds_table(&folder_path) {
+        failures.push("a table was made in the folder, not on S3".to_string());
+    }
     if rewrite {
         let mut text = String::new();
         for record in rewritten {
@@ -161,6 +191,14 @@ async fn try_run(path: &Path, rewrite: bool, progress: Progress) -> Result<Outco
     } else {
         Ok(Outcome::Failed(failures.join("\n")))
     }
+}
+
+/// Whether there is a Lance table in a folder.
+fn holds_table(folder: &Path) -> bool {
+    let below = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    below
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .any(|entry| entry.file_name() == "_versions" || holds_table(&entry.path()))
 }
 
 /// The folder as seen from the working directory, without a leading slash.

@@ -17,17 +17,24 @@ use datafusion_sqllogictest::{
 use sqllogictest::{AsyncDB, DBOutput};
 use tokio::sync::Mutex;
 
-/// What the processes of one file share: the folder, and the settings their runtimes start with.
+/// What the processes of one file share: the folder, where the tables are if not there, and the
+/// settings their runtimes start with.
 pub(crate) struct Host {
     folder: PathBuf,
+    tables: Option<String>,
     settings: Vec<(String, String)>,
     processes: Mutex<BTreeMap<String, Arc<Process>>>,
 }
 
 impl Host {
-    pub(crate) fn new(folder: PathBuf, settings: Vec<(String, String)>) -> Self {
+    pub(crate) fn new(
+        folder: PathBuf,
+        tables: Option<String>,
+        settings: Vec<(String, String)>,
+    ) -> Self {
         Self {
             folder,
+            tables,
             settings,
             processes: Mutex::default(),
         }
@@ -110,6 +117,7 @@ impl Process {
 pub(crate) struct Session {
     process: Arc<Process>,
     folder: String,
+    tables: Option<String>,
     /// The session, and the life of the process it belongs to.
     context: Option<(SessionContext, u64)>,
 }
@@ -119,6 +127,7 @@ impl Session {
         Self {
             process: host.process_of(connection).await,
             folder: host.folder.to_string_lossy().into_owned(),
+            tables: host.tables.clone(),
             context: None,
         }
     }
@@ -148,11 +157,21 @@ impl Session {
             return Ok(DBOutput::StatementComplete(0));
         }
         let context = self.context().await?;
-        query(&context, sql).await
+        match &self.tables {
+            Some(tables) if sql.contains("STORED AS ROLLOUT") => {
+                let sql = sql.replace(&self.folder, tables);
+                query(&context, &sql).await
+            }
+            _ => query(&context, sql).await,
+        }
     }
 
-    /// Shows the temporary folder as `$DIR`.
+    /// Shows the temporary folder as `$DIR`, and where the tables are too.
     fn hide_folder(&self, text: String) -> String {
+        let text = match &self.tables {
+            Some(tables) => text.replace(tables, "$DIR"),
+            None => text,
+        };
         text.replace(&self.folder, "$DIR")
             .replace(self.folder.trim_start_matches('/'), "$DIR")
     }

@@ -31,6 +31,7 @@ mod processes;
 mod real_input;
 mod s3;
 #[path = "../support/s3.rs"]
+#[allow(dead_code, reason = "each test binary uses a part of it")]
 mod s3_server;
 mod sharing;
 mod stalled;

@@ -87,6 +87,11 @@ impl Server {
         answer.starts_with(b"HTTP/1.1 200")
     }
 
+    /// Where it answers.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
     /// A proxy in front of the server.
     pub async fn proxy(&self) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,5 +1,6 @@
 //! The analyzer rule of INSERT: what DataFusion would plan for every column of the table, it leaves to
-//! the sink.
+//! the sink. It is the first of a session's rules, so that the others do not have to look at what it
+//! takes away.
 //!
 //! 1. Columns a statement does not name are left out of the plan; the sink fills them. That is most
 //!    of the columns of most statements, and planning them is most of what a small INSERT costs.
@@ -158,7 +159,7 @@ impl Given {
         for row in &values.values {
             let columns = self.columns.iter().zip(positions);
             let row =
-                columns.map(|((field, _), position)| self.cast(field, row[*position].clone()));
+                columns.map(|((field, _), position)| self.value(field, row[*position].clone()));
             rows.push(row.collect::<DataFusionResult<Vec<_>>>()?);
         }
         let columns = self.columns.iter();
@@ -178,20 +179,33 @@ impl Given {
 
     /// A cast of DataFusion's becomes ours.
     fn cast(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
-        let cast = match value {
-            Expr::Cast(cast) if cast.field.data_type() == field.data_type() => cast,
-            other => return Ok(other),
-        };
-        // A parameter takes its type from the cast around it.
-        if cast
-            .expr
-            .exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))?
-        {
-            return Ok(Expr::Cast(cast));
+        match value {
+            // A parameter takes its type from the cast around it.
+            Expr::Cast(cast)
+                if cast.field.data_type() == field.data_type() && !has_parameter(&cast.expr)? =>
+            {
+                Ok(cast_into(*cast.expr, field, self.is_key(field))?)
+            }
+            other => Ok(other),
         }
-        let exact = field.name() == &self.key;
-        Ok(cast_into(*cast.expr, field, exact)?)
     }
+
+    /// A value of VALUES. One that is computed may take another type when types are made to agree.
+    fn value(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
+        match value {
+            Expr::Cast(_) | Expr::Literal(..) => self.cast(field, value),
+            other if has_parameter(&other)? => Ok(other),
+            other => Ok(cast_into(other, field, self.is_key(field))?),
+        }
+    }
+
+    fn is_key(&self, field: &Field) -> bool {
+        field.name() == &self.key
+    }
+}
+
+fn has_parameter(value: &Expr) -> DataFusionResult<bool> {
+    value.exists(|expr| Ok(matches!(expr, Expr::Placeholder(_))))
 }
 
 /// The name of the rows of VALUES in plans.

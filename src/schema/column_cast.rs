@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow::compute::kernels::cmp::distinct;
 use arrow::compute::{CastOptions, cast_with_options};
+use arrow_array::ArrayRef;
 use arrow_schema::{DataType, Field, FieldRef};
 use datafusion::error::Result as DataFusionResult;
 use datafusion::logical_expr::{
@@ -23,18 +24,25 @@ const NAME: &str = "cast_into_column";
 /// # Errors
 /// A literal that does not fit the column.
 pub(crate) fn cast_into(value: Expr, column: &Field, exact: bool) -> Result<Expr> {
-    let cast = ColumnCast {
-        column: column.name().clone(),
-        to: column.data_type().clone(),
-        exact,
-        signature: Signature::any(1, Volatility::Immutable),
-    };
+    let cast = ColumnCast::new(column, exact);
     if let Expr::Literal(value, metadata) = &value
         && let ColumnarValue::Scalar(value) = cast.cast(&ColumnarValue::Scalar(value.clone()))?
     {
         return Ok(Expr::Literal(value, metadata.clone()));
     }
     Ok(ScalarUDF::from(cast).call(vec![value]))
+}
+
+/// The same for values at hand; those of the column's type are returned as they are.
+///
+/// # Errors
+/// A value that does not fit the column.
+pub(crate) fn cast_column(values: &ArrayRef, column: &Field, exact: bool) -> Result<ArrayRef> {
+    if values.data_type() == column.data_type() {
+        return Ok(values.clone());
+    }
+    let cast = ColumnCast::new(column, exact).cast(&ColumnarValue::Array(values.clone()))?;
+    Ok(cast.into_array(values.len())?)
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -46,6 +54,15 @@ struct ColumnCast {
 }
 
 impl ColumnCast {
+    fn new(column: &Field, exact: bool) -> Self {
+        Self {
+            column: column.name().clone(),
+            to: column.data_type().clone(),
+            exact,
+            signature: Signature::any(1, Volatility::Immutable),
+        }
+    }
+
     fn cast(&self, value: &ColumnarValue) -> Result<ColumnarValue> {
         let cast = value.cast_to(&self.to, None).map_err(|error| {
             RolloutError::invalid(format!(
@@ -112,12 +129,7 @@ mod tests {
     use super::*;
 
     fn cast(value: ScalarValue, to: DataType, exact: bool) -> Result<ScalarValue> {
-        let cast = ColumnCast {
-            column: "a_column".to_string(),
-            to,
-            exact,
-            signature: Signature::any(1, Volatility::Immutable),
-        };
+        let cast = ColumnCast::new(&Field::new("a_column", to, true), exact);
         match cast.cast(&ColumnarValue::Scalar(value))? {
             ColumnarValue::Scalar(value) => Ok(value),
             ColumnarValue::Array(values) => panic!("{values:?}"),

@@ -13,6 +13,7 @@ use arrow_schema::SchemaRef;
 use datafusion::logical_expr::Expr;
 use datafusion::scalar::ScalarValue;
 
+use super::column_cast::cast_column;
 use super::defaults::{Kind, new_ids, rollout_defaults};
 use super::{CREATED_AT, Markers, TableSchema};
 use crate::error::{Result, RolloutError};
@@ -81,15 +82,17 @@ pub(crate) enum Source {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Filler {
     schema: SchemaRef,
+    key: usize,
     sources: Vec<Source>,
 }
 
 impl Filler {
-    /// `sources` are those of the table's columns. What is given has the columns' types.
+    /// `sources` are those of the table's columns.
     pub(crate) fn new(table: &TableSchema, sources: Vec<Source>) -> Self {
         Self {
             // NULL is refused later, with the column's name, when markers have their values.
             schema: table.nullable().clone(),
+            key: table.key_index(),
             sources,
         }
     }
@@ -103,14 +106,19 @@ impl Filler {
     }
 
     /// The batch with all columns of the table, in order; `now` is the statement's time, in
-    /// microseconds since the epoch.
+    /// microseconds since the epoch. What is given has the columns' types, unless it took another
+    /// when the types of a query were made to agree.
     ///
     /// # Errors
-    /// A default that cannot be made.
+    /// A default that cannot be made, a value that does not fit its column.
     pub(crate) fn complete(&self, batch: &RecordBatch, now: i64) -> Result<RecordBatch> {
         let rows = batch.num_rows();
-        let columns = self.sources.iter().map(|source| match source {
-            Source::Given(position) => Ok(batch.column(*position).clone()),
+        let columns = self.sources.iter().enumerate();
+        let columns = columns.map(|(i, source)| match source {
+            Source::Given(position) => {
+                let values = batch.column(*position);
+                cast_column(values, self.schema.field(i), i == self.key)
+            }
             Source::Filled(fill) => fill.values(rows, now),
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;

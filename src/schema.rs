@@ -147,12 +147,7 @@ impl TableSchema {
         fields[key] = fields[key].clone().with_nullable(false);
         for field in &fields {
             check_storable(field)?;
-            if field.name().starts_with('_') {
-                return Err(RolloutError::invalid(format!(
-                    "column '{}': names that begin with an underscore are reserved",
-                    field.name()
-                )));
-            }
+            check_column_name(field.name())?;
         }
         match fields.iter().find(|field| field.name() == INGESTED_AT) {
             Some(field) if field.data_type() != &stamp_type() => {
@@ -387,6 +382,27 @@ fn no_key(schema: &Schema) -> RolloutError {
          Columns found: {}",
         column_names(schema)
     ))
+}
+
+/// Refuses a name that Lance keeps for itself, or reads as something else where it is given one.
+///
+/// # Errors
+/// Such a name, and why.
+pub(crate) fn check_column_name(name: &str) -> Result<()> {
+    let fault = if name.is_empty() {
+        "a column needs a name"
+    } else if name.starts_with('_') {
+        "names that begin with an underscore are reserved"
+    } else if name.contains('.') {
+        "a dot stands between a column and its fields"
+    } else if name.contains('`') {
+        "a name cannot hold a backtick"
+    } else if name == "*" {
+        "an asterisk stands for all columns"
+    } else {
+        return Ok(());
+    };
+    Err(RolloutError::invalid(format!("column '{name}': {fault}")))
 }
 
 /// A type that Lance has no form for is refused before anything is made.

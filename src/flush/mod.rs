@@ -62,7 +62,7 @@ pub(crate) struct Maintenance {
     snapshots: Arc<SnapshotCache>,
     keys: KeyCache,
     settings: Arc<RuntimeSettings>,
-    recovered: OnceCell<()>,
+    recovered: OnceCell<bool>,
     compaction: TaskLease,
     cleaning: TaskLease,
     flushing: tokio::sync::Mutex<()>,
@@ -331,19 +331,23 @@ impl Maintenance {
         }
     }
 
-    /// A fixed name whose earlier life ended without a word: its rows are replayed, once.
-    async fn recover(&self) -> Result<()> {
+    /// A fixed name whose earlier life ended without a word: its rows are replayed, once. Returns
+    /// whether there was such a life.
+    async fn recover(&self) -> Result<bool> {
         let recovered = self.recovered.get_or_try_init(|| async {
-            if self.leases.earlier_life_unfinished().await? {
+            let unfinished = self.leases.earlier_life_unfinished().await?;
+            if unfinished {
                 self.insert.recover().await?;
             }
-            Ok(())
+            Ok(unfinished)
         });
         recovered.await.copied()
     }
 
     async fn flush_earlier_life(&self) -> Result<()> {
-        self.recover().await?;
+        let came_to = |unfinished: &bool| unfinished.then(Work::default);
+        self.observe(Operation::Adopt, self.recover(), came_to)
+            .await?;
         if self.insert.has_unflushed().await {
             self.flush_now().await?;
         }
@@ -432,8 +436,8 @@ impl Maintenance {
     /// Ends the loops, flushes what is left, closes the writers and gives the lease back.
     ///
     /// # Errors
-    /// Rows that could not be flushed: they are durable, and the lease runs out so that another
-    /// process flushes them.
+    /// Rows that could not be flushed, or an earlier life's that could not be replayed: they are
+    /// durable, and the lease is not given back, so that another process flushes them.
     pub(crate) async fn close(&self) -> Result<()> {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock());
@@ -441,8 +445,16 @@ impl Maintenance {
             // A loop that panicked has been reported by its panic.
             let _ = task.join().await;
         }
+        let recovered = match self.table.read_only() {
+            true => Ok(false),
+            false => self.recover().await,
+        };
         self.insert.close().await?;
-        self.leases.release().await
+        match recovered {
+            // Another process has the name, and the rows.
+            Err(RolloutError::Fenced(_)) | Ok(_) => self.leases.release().await,
+            Err(error) => Err(error),
+        }
     }
 }
 

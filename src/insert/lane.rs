@@ -394,10 +394,16 @@ pub(crate) async fn open_shard(
         .with_stats_log_interval(None)
         .with_backpressure(Arc::new(AdmitAll));
     config.max_unflushed_memtable_bytes = usize::MAX;
-    let writer = base
-        .mem_wal_writer(shard, config)
-        .await
-        .map_err(table.context(format!("opening shard {shard} for writing")))?;
+    let writer = match base.mem_wal_writer(shard, config).await {
+        Ok(writer) => writer,
+        Err(error) => {
+            let mut doing = format!("opening shard {shard} for writing");
+            if let Some(entry) = table.unreadable_log_entry(shard, &error).await {
+                doing += &format!("; its log entry {entry} is damaged");
+            }
+            return Err(table.context(doing)(error));
+        }
+    };
     observe_stamps(table, &writer).await;
     Ok(Resident {
         writer,

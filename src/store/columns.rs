@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::LanceTable;
 use crate::error::{Result, RolloutError};
 use crate::flush::is_conflict;
-use crate::schema::check_storable;
+use crate::schema::{check_column_name, check_storable};
 
 /// How often the commit is tried again when others stand in its way.
 const ATTEMPTS: u64 = 30;
@@ -29,7 +29,7 @@ const ATTEMPTS: u64 = 30;
 /// storage that cannot be reached.
 pub(crate) async fn add_column(table: &LanceTable, field: &Field) -> Result<u64> {
     table.check_writable("added")?;
-    check_name(field.name())?;
+    check_column_name(field.name())?;
     check_storable(field)?;
     let new = Arc::new(Schema::new(vec![field.clone().with_nullable(true)]));
     let mut reason = String::new();
@@ -72,19 +72,6 @@ pub(crate) async fn add_column(table: &LanceTable, field: &Field) -> Result<u64>
         "adding a column to {} kept losing against other commits and changed nothing: {reason}",
         table.location()
     )))
-}
-
-fn check_name(name: &str) -> Result<()> {
-    let fault = if name.is_empty() {
-        "a column needs a name"
-    } else if name.starts_with('_') {
-        "names that begin with an underscore are reserved"
-    } else if name.contains('.') {
-        "a dot stands between a column and its fields"
-    } else {
-        return Ok(());
-    };
-    Err(RolloutError::invalid(format!("column '{name}': {fault}")))
 }
 
 fn check_free(base: &Dataset, name: &str) -> Result<()> {

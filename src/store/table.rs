@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::ipc::reader::StreamReader;
 use arrow_schema::Schema;
-use futures::FutureExt;
+use futures::{FutureExt, TryStreamExt};
 use lance::Dataset;
 use lance::dataset::builder::DatasetBuilder;
-use lance::dataset::mem_wal::util::{bit_reversed_filename, shard_manifest_path};
+use lance::dataset::mem_wal::util::{
+    bit_reversed_filename, parse_bit_reversed_filename, shard_base_path, shard_manifest_path,
+};
 use lance::dataset::mem_wal::{DatasetMemWalExt, ShardManifestStore};
 use lance::dataset::{WriteMode, WriteParams};
 use lance::session::Session;
@@ -345,6 +348,42 @@ impl LanceTable {
             Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(error) => Err(self.context(format!("looking at {path}"))(error.into())),
         }
+    }
+
+    /// The log entry that made opening a shard fail, if it was one: Lance does not name it.
+    pub(crate) async fn unreadable_log_entry(
+        &self,
+        shard: Uuid,
+        error: &lance::Error,
+    ) -> Option<Path> {
+        if !error.to_string().contains("WAL IPC stream") {
+            return None;
+        }
+        let store = &self.object_store.inner;
+        let folder = shard_base_path(&self.base_path, &shard).join("wal");
+        let mut entries: Vec<_> = store
+            .list(Some(&folder))
+            .try_filter_map(|object| {
+                let position = object
+                    .location
+                    .filename()
+                    .and_then(parse_bit_reversed_filename);
+                futures::future::ok(position.map(|position| (position, object.location)))
+            })
+            .try_collect()
+            .await
+            .ok()?;
+        // What a crash leaves behind unfinished is the newest.
+        entries.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, entry) in entries {
+            let bytes = store.get(&entry).await.ok()?.bytes().await.ok()?;
+            let whole = StreamReader::try_new(std::io::Cursor::new(bytes), None)
+                .is_ok_and(|mut batches| batches.all(|batch| batch.is_ok()));
+            if !whole {
+                return Some(entry);
+            }
+        }
+        None
     }
 
     /// Opens a flushed generation.

@@ -2,6 +2,7 @@
 //! time, it never says that rows are durable which are not, and the table works again when storage
 //! does.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -360,6 +361,64 @@ async fn an_earlier_life_is_recovered_when_storage_works() {
     assert_eq!(faults.count(), 3);
     faults.assert_saw_data_files();
     next.shutdown().await;
+}
+
+/// What an earlier life left and cannot be read is named and kept: the lease is not given back, so
+/// the next life looks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_earlier_life_that_cannot_be_read_is_not_given_up() {
+    let folder = tempfile::tempdir().expect("folder");
+    let named = RuntimeSettings {
+        shard_id: Some("worker-0".to_string()),
+        lease_ttl: Duration::from_millis(500),
+        ..quiet()
+    };
+    let (path, settings) = (folder.path().to_path_buf(), named.clone());
+    short_life(async move || {
+        let process = Process::open(&path, settings).await;
+        process.insert("before", 1.0).await;
+        std::mem::forget(process);
+    })
+    .await;
+    let entry = newest_log_entry(folder.path());
+    let name = entry.file_name().expect("a name").to_string_lossy();
+    let whole = std::fs::read(&entry).expect("reads");
+    for damaged in [Vec::new(), vec![0; whole.len()]] {
+        std::fs::write(&entry, damaged).expect("writes");
+        let next = Process::open(folder.path(), named.clone()).await;
+        let errors = "SELECT count(*) FROM rollout_maintenance('rollouts')
+                      WHERE last_error LIKE '%' || $1 || ' is damaged%'";
+        let errors = errors.replace("$1", &format!("'{name}'"));
+        until("the damaged entry is named", async || {
+            next.number(&errors).await > 0
+        })
+        .await;
+        let closed = next.runtime.shutdown().await;
+        let closed = closed.expect_err("rows are left").to_string();
+        assert!(closed.contains(&*name), "{closed}");
+    }
+    std::fs::write(&entry, whole).expect("writes");
+    let last = Process::open(folder.path(), named).await;
+    until("the earlier life's row is there", async || {
+        last.count().await == 1
+    })
+    .await;
+    last.shutdown().await;
+}
+
+fn newest_log_entry(folder: &Path) -> PathBuf {
+    let below = |folder: PathBuf| {
+        let entries = std::fs::read_dir(folder).expect("a folder");
+        entries.map(|entry| entry.expect("an entry").path())
+    };
+    below(folder.join("_mem_wal"))
+        .filter(|shard| shard.join("wal").is_dir())
+        .flat_map(|shard| below(shard.join("wal")))
+        .max_by_key(|entry| {
+            let written = entry.metadata().expect("metadata").modified();
+            written.expect("a time")
+        })
+        .expect("an entry")
 }
 
 fn probes(operation: Operation, path: &str) -> bool {

@@ -197,8 +197,9 @@ pub const SETTINGS: &[SettingInfo] = &[
         default: "60",
         zero: "not allowed",
         env: Some("ROLLOUT_LEASE_TTL_SECS"),
-        doc: "A process whose lease has not changed for this long counts as dead; its unflushed \
-              rows are then flushed by another.",
+        doc: "A process whose lease has not changed for this long, by its own value or the \
+              observer's, whichever is longer, counts as dead; its unflushed rows are then flushed \
+              by another.",
     },
     SettingInfo {
         name: "generation_grace_secs",

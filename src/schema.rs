@@ -327,7 +327,11 @@ impl TableSchema {
                         field.data_type()
                     ));
                 }
-                Ok(stored) if stored.is_nullable() != field.is_nullable() => {
+                // Of another key it is said below that it is one.
+                Ok(stored)
+                    if stored.is_nullable() != field.is_nullable()
+                        && self.key_name() == declared.key_name() =>
+                {
                     let word = |nullable| if nullable { "nullable" } else { "NOT NULL" };
                     return Some(format!(
                         "column '{}' is stored as {}, not {}",

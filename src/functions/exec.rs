@@ -91,7 +91,8 @@ impl ReportFunction {
 
     fn table_argument(&self, expr: &Expr) -> Result<String> {
         let name = self.report.name();
-        text(expr).map(str::to_string).ok_or_else(|| {
+        let table = text(expr).filter(|table| !table.is_empty());
+        table.map(str::to_string).ok_or_else(|| {
             RolloutError::invalid(format!(
                 "{name} takes the name of a table as text, such as {name}('rollouts'), not {expr}"
             ))

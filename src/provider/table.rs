@@ -13,7 +13,7 @@ use datafusion::datasource::TableType;
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::error::Result as DataFusionResult;
 use datafusion::logical_expr::dml::InsertOp;
-use datafusion::logical_expr::{Cast, Expr, TableProviderFilterPushDown};
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::ExecutionPlanProperties;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
@@ -249,11 +249,6 @@ fn typed_defaults(columns: &TableSchema) -> HashMap<String, Expr> {
                     Err(_) => Expr::Literal(value.clone(), metadata.clone()),
                 },
                 Some(other) => other.clone(),
-                // A literal of a list or struct is written out, as its name, each time it is planned.
-                None if field.is_nullable() && field.data_type().is_nested() => {
-                    let null = Box::new(Expr::Literal(ScalarValue::Null, None));
-                    Expr::Cast(Cast::new(null, field.data_type().clone()))
-                }
                 None if field.is_nullable() => {
                     Expr::Literal(ScalarValue::try_from(field.data_type()).ok()?, None)
                 }

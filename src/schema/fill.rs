@@ -8,7 +8,6 @@ use std::sync::{Arc, LazyLock};
 
 use arrow_array::{
     ArrayRef, RecordBatch, RecordBatchOptions, StringArray, TimestampMicrosecondArray,
-    new_null_array,
 };
 use arrow_schema::SchemaRef;
 use datafusion::logical_expr::Expr;
@@ -41,9 +40,6 @@ impl Fill {
     pub(crate) fn of(default: &Expr) -> Option<Self> {
         match default {
             Expr::Literal(value, _) => Some(Self::Constant(value.to_array().ok()?)),
-            Expr::Cast(cast) if is_null(&cast.expr) => {
-                Some(Self::Constant(new_null_array(cast.field.data_type(), 1)))
-            }
             Expr::ScalarFunction(call) => Some(match Kind::of(call)? {
                 Kind::Fresh => Self::NewId,
                 Kind::OfId => Self::SameAsId,
@@ -66,10 +62,6 @@ impl Fill {
             Self::SameAsRolloutId => repeated(&Markers::new().same_as_rollout_id, rows),
         })
     }
-}
-
-fn is_null(value: &Expr) -> bool {
-    matches!(value, Expr::Literal(value, _) if value.is_null())
 }
 
 fn repeated(text: &str, rows: usize) -> ArrayRef {

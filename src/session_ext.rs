@@ -22,7 +22,8 @@ pub trait RolloutSessionExt {
     type Registered;
 
     /// Registers everything, backed by `runtime`. The runtime can be reached again by
-    /// [`RolloutRuntime::from_session`].
+    /// [`RolloutRuntime::from_session`]. Do it first: the first time, a context forgets the statements
+    /// it was given by `PREPARE` before.
     ///
     /// # Errors
     /// A function of the same name that cannot be replaced.
@@ -40,8 +41,8 @@ fn with_rules(analyzer: &Analyzer) -> Analyzer {
     analyzer
 }
 
-/// The same session with other analyzer rules: DataFusion adds rules at the end only. Statements that
-/// were prepared by name before are prepared no longer.
+/// The same session with other analyzer rules: DataFusion adds rules at the end only. What it keeps of
+/// `PREPARE` cannot be carried over.
 fn replace_analyzer(state: &mut SessionState, analyzer: Analyzer) {
     let options = &state.config().options().catalog;
     let makes_catalog = options.create_default_catalog_and_schema;

@@ -333,23 +333,33 @@ fn log_reads(operation: Operation, path: &str) -> bool {
     operation == Operation::Read && path.contains("/wal/")
 }
 
-/// A process with a name of its own looks for what its earlier life left until it has found it,
-/// though nothing is inserted and nobody asks for a flush.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_earlier_life_is_recovered_when_storage_works() {
-    let folder = tempfile::tempdir().expect("folder");
-    let named = RuntimeSettings {
+/// A process with a name of its own.
+fn named() -> RuntimeSettings {
+    RuntimeSettings {
         shard_id: Some("worker-0".to_string()),
         lease_ttl: Duration::from_millis(500),
         ..quiet()
-    };
-    let (path, settings) = (folder.path().to_path_buf(), named.clone());
+    }
+}
+
+/// A life that ends without a word, with a row that only its log holds.
+async fn leave_a_row(folder: &Path, settings: &RuntimeSettings) {
+    let (path, settings) = (folder.to_path_buf(), settings.clone());
     short_life(async move || {
         let process = Process::open(&path, settings).await;
         process.insert("before", 1.0).await;
         std::mem::forget(process);
     })
     .await;
+}
+
+/// A process with a name of its own looks for what its earlier life left until it has found it,
+/// though nothing is inserted and nobody asks for a flush.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_earlier_life_is_recovered_when_storage_works() {
+    let folder = tempfile::tempdir().expect("folder");
+    let named = named();
+    leave_a_row(folder.path(), &named).await;
     let faults = Faults::none();
     let next = Process::failing(named, &faults);
     faults.on(log_reads, Fault::Fail, 3);
@@ -368,18 +378,8 @@ async fn an_earlier_life_is_recovered_when_storage_works() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_earlier_life_that_cannot_be_read_is_not_given_up() {
     let folder = tempfile::tempdir().expect("folder");
-    let named = RuntimeSettings {
-        shard_id: Some("worker-0".to_string()),
-        lease_ttl: Duration::from_millis(500),
-        ..quiet()
-    };
-    let (path, settings) = (folder.path().to_path_buf(), named.clone());
-    short_life(async move || {
-        let process = Process::open(&path, settings).await;
-        process.insert("before", 1.0).await;
-        std::mem::forget(process);
-    })
-    .await;
+    let named = named();
+    leave_a_row(folder.path(), &named).await;
     let entry = newest_log_entry(folder.path());
     let name = entry.file_name().expect("a name").to_string_lossy();
     let whole = std::fs::read(&entry).expect("reads");

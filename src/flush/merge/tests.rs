@@ -159,15 +159,19 @@ async fn without_the_set_of_inserted_keys_the_id_would_be_there_twice() {
     assert_eq!(a.in_base("x").await, 2, "this is what the filter is for");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_two_prepared_merges_of_one_replaced_row_the_second_is_refused() {
-    let folder = tempfile::tempdir().expect("folder");
-    let a = Process::open(folder.path()).await;
-    let b = Process::open(folder.path()).await;
+async fn two_processes_with_one_replaced_row(folder: &Path) -> (Process, Process) {
+    let (a, b) = Process::open_two(folder).await;
     a.write("x").await;
     a.store.merge().await.expect("merges");
     a.write("x").await;
     b.write("x").await;
+    (a, b)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_prepared_merges_of_one_replaced_row_the_second_is_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (a, b) = two_processes_with_one_replaced_row(folder.path()).await;
     let (first, second) = (a.prepare_shard(0).await, b.prepare_shard(1).await);
     assert_eq!((first.rows_replaced, second.rows_replaced), (1, 1));
     assert!(a.commit(&first).await);
@@ -180,12 +184,7 @@ async fn of_two_prepared_merges_of_one_replaced_row_the_second_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_merge_is_refused_when_versions_made_meanwhile_were_cleaned_up() {
     let folder = tempfile::tempdir().expect("folder");
-    let a = Process::open(folder.path()).await;
-    let b = Process::open(folder.path()).await;
-    a.write("x").await;
-    a.store.merge().await.expect("merges");
-    a.write("x").await;
-    b.write("x").await;
+    let (a, b) = two_processes_with_one_replaced_row(folder.path()).await;
     let (first, second) = (a.prepare_shard(0).await, b.prepare_shard(1).await);
     assert!(a.commit(&first).await);
     for other in ["y", "z"] {

@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::queue::PutFailure;
-use super::{FlushReport, InsertCounters};
+use super::{FlushReport, InsertCounters, threads};
 use crate::error::{Result, RolloutError, without_places};
 use crate::schema::TableSchema;
 use crate::store::{LanceTable, LeaseKeeper};
@@ -394,7 +394,8 @@ pub(crate) async fn open_shard(
         .with_stats_log_interval(None)
         .with_backpressure(Arc::new(AdmitAll));
     config.max_unflushed_memtable_bytes = usize::MAX;
-    let writer = match base.mem_wal_writer(shard, config).await {
+    let opening = async move { base.mem_wal_writer(shard, config).await };
+    let writer = match threads::run(opening.boxed()).await {
         Ok(writer) => writer,
         Err(error) => {
             let mut doing = format!("opening shard {shard} for writing");

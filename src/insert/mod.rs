@@ -20,6 +20,7 @@ mod queue;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -204,7 +205,7 @@ impl InsertPath {
         if let Some(lane) = lane {
             let path = self.clone();
             // Detached on purpose: a statement that is cancelled must not take others' rows along.
-            tokio::spawn(async move { path.drain(lane).await });
+            threads::spawn(async move { path.drain(lane).await });
         }
         Ok(receiver)
     }

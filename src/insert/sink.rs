@@ -146,7 +146,10 @@ impl<'a> Statement<'a> {
         while from < batch.num_rows() {
             let room = MAX_PUT_ROWS - self.held_rows;
             let rows = room.min(batch.num_rows() - from);
-            let slice = batch.slice(from, rows);
+            let slice = match rows == batch.num_rows() {
+                true => batch.clone(),
+                false => batch.slice(from, rows),
+            };
             from += rows;
             let bytes = slice_bytes(&slice);
             if self.held_bytes + bytes > MAX_PUT_BYTES && !self.held.is_empty() {
@@ -170,7 +173,10 @@ impl<'a> Statement<'a> {
         while self.in_flight.len() >= CHUNKS_IN_FLIGHT {
             self.settle_oldest().await?;
         }
-        let chunk = concat_batches(self.schema.stored(), &self.held)?;
+        let chunk = match self.held.as_slice() {
+            [whole] => whole.clone(),
+            parts => concat_batches(self.schema.stored(), parts)?,
+        };
         let (rows, bytes) = (self.held_rows as u64, self.held_bytes);
         self.held.clear();
         self.held_rows = 0;

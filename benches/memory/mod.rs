@@ -115,19 +115,25 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
     process.shutdown().await;
 
     let warm = options.rounds as f64 * WARM_UP;
-    let measured: Vec<_> = points
-        .iter()
-        .copied()
-        .filter(|(round, _)| *round >= warm)
-        .collect();
-    let kb_per_append = slope(&measured) / 1024.0;
+    let measured = |points: &[(f64, f64)]| -> Vec<_> {
+        let warm = |(round, _): &(f64, f64)| *round >= warm;
+        points.iter().copied().filter(warm).collect()
+    };
+    let kb_per_append = slope(&measured(&points)) / 1024.0;
+    let cached_kb_per_append = slope(&measured(&cached)) / 1024.0;
+    let measured = measured(&points);
     let mut late: Vec<f64> = measured[measured.len() / 2..]
         .iter()
         .map(|(_, rss)| *rss)
         .collect();
     late.sort_by(f64::total_cmp);
     let plateau = late[late.len() / 2] / f64::from(1 << 20);
-    let series: Vec<u64> = points.iter().map(|(_, rss)| *rss as u64 >> 20).collect();
+    let mib = |points: &[(f64, f64)]| -> Vec<u64> {
+        points
+            .iter()
+            .map(|(_, bytes)| *bytes as u64 >> 20)
+            .collect()
+    };
     let described = |figure: Figure| {
         figure
             .with("rounds", options.rounds)
@@ -140,24 +146,31 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
         Sharing::PerStore => "per_store_session_rss_kb_per_append",
     };
     let growth = described(Figure::new(BENCH, name, kb_per_append, "KB"))
-        .with("rss_mib", series)
-        .with("cached_mib", cached)
+        .with("rss_mib", mib(&points))
+        .with("cached_mib", mib(&cached))
         .with("rss_every_rounds", options.every);
     match sharing {
         Sharing::Shared => vec![
             growth.goal(Goal::AtMost(1.0)),
+            described(Figure::new(
+                BENCH,
+                "cached_kb_per_append",
+                cached_kb_per_append,
+                "KB",
+            )),
             described(Figure::new(BENCH, "rss_plateau_mib", plateau, "MiB")),
         ],
         Sharing::PerStore => vec![growth],
     }
 }
 
-/// The memory at every so many rounds.
+/// Bytes after every so many rounds.
 #[derive(Debug, Default)]
 struct Series {
+    /// Of the process.
     points: Vec<(f64, f64)>,
-    /// MiB in the shared cache.
-    cached: Vec<u64>,
+    /// Of the shared cache, which grows until it reaches its cap.
+    cached: Vec<(f64, f64)>,
 }
 
 /// Does the rounds.
@@ -198,19 +211,20 @@ async fn rounds(
                 .await;
         }
         if (round + 1) % options.every == 0 {
-            series.points.push(((round + 1) as f64, rss_bytes() as f64));
+            let done = (round + 1) as f64;
+            series.points.push((done, rss_bytes() as f64));
             if sharing == Sharing::Shared {
-                series.cached.push(cached(process).await);
+                series.cached.push((done, cached(process).await as f64));
             }
         }
     }
     series
 }
 
-/// MiB in the cache that all tables share.
+/// Bytes in the cache that all tables share.
 async fn cached(process: &Process) -> u64 {
     let bytes = process
         .sql("SELECT CAST(coalesce(sum(bytes), 0) AS BIGINT UNSIGNED) FROM rollout_cache()")
         .await;
-    bytes[0].column(0).as_primitive::<UInt64Type>().value(0) >> 20
+    bytes[0].column(0).as_primitive::<UInt64Type>().value(0)
 }

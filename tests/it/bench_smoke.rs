@@ -122,6 +122,7 @@ async fn smoke_memory() {
         &figures,
         &[
             "rss_kb_per_append",
+            "cached_kb_per_append",
             "rss_plateau_mib",
             "per_store_session_rss_kb_per_append",
         ],

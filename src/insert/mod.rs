@@ -406,15 +406,28 @@ impl InsertPath {
         }
     }
 
-    /// Refuses new statements, waits for those that were accepted, flushes, and closes the writers.
+    /// Refuses new statements and waits for those that were accepted.
+    pub(crate) async fn stop(&self) {
+        self.queue.close();
+        self.queue.drained().await;
+    }
+
+    /// Flushes, and closes the writers.
     ///
     /// # Errors
     /// Rows that could not be flushed: they are durable in the log and replayed by the next life.
     pub(crate) async fn close(&self) -> Result<()> {
-        self.queue.close();
-        self.queue.drained().await;
-        let flushed = self.flush().await;
-        let mut first_error = flushed.err();
+        let flushed = self.flush().await.map(drop);
+        let closed = self.abandon().await;
+        flushed.and(closed)
+    }
+
+    /// Closes the writers without a flush.
+    ///
+    /// # Errors
+    /// Rows that are not flushed.
+    pub(crate) async fn abandon(&self) -> Result<()> {
+        let mut first_error = None;
         for lane in &self.lanes {
             if let Err(error) = lane.close().await {
                 first_error = first_error.or(Some(error));

@@ -39,6 +39,9 @@ pub(super) fn parse_count(name: &str, value: &str) -> Result<u64> {
         .map_err(|_| bad_value(name, value, "a whole number, 0 or more"))
 }
 
+/// A hundred years: what is longer is no moment the clock can tell.
+const LONGEST_SECONDS: f64 = 100.0 * 366.0 * 86_400.0;
+
 /// A duration in seconds; fractions are allowed, a trailing `s` too.
 pub(super) fn parse_seconds(name: &str, value: &str) -> Result<Duration> {
     let text = value.trim();
@@ -46,12 +49,13 @@ pub(super) fn parse_seconds(name: &str, value: &str) -> Result<Duration> {
         .unwrap_or(text)
         .parse::<f64>()
         .ok()
+        .filter(|secs| *secs <= LONGEST_SECONDS)
         .and_then(|secs| Duration::try_from_secs_f64(secs).ok())
         .ok_or_else(|| {
             bad_value(
                 name,
                 value,
-                "a number of seconds, 0 or more, such as 30 or 0.5",
+                "a number of seconds, 0 or more and at most a hundred years, such as 30 or 0.5",
             )
         })
 }
@@ -103,6 +107,7 @@ mod tests {
             ("-1", None),
             ("NaN", None),
             ("inf", None),
+            ("1e19", None),
             ("1m", None),
         ] {
             let got = parse_seconds("x", text).ok().map(|d| d.as_millis());

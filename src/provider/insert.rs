@@ -139,7 +139,11 @@ impl Given {
                 .alias(field.name().as_str()))
         });
         let exprs = exprs.collect::<DataFusionResult<Vec<_>>>()?;
-        Projection::try_new(exprs, source.clone()).map(LogicalPlan::Projection)
+        let source = match source.as_ref() {
+            LogicalPlan::Values(values) => Arc::new(LogicalPlan::Values(nullable(values)?)),
+            _ => source.clone(),
+        };
+        Projection::try_new(exprs, source).map(LogicalPlan::Projection)
     }
 
     /// Which column of VALUES each is, if all are, unchanged.
@@ -202,6 +206,17 @@ impl Given {
     fn is_key(&self, field: &Field) -> bool {
         field.name() == &self.key
     }
+}
+
+/// The same rows, of which any may be NULL: the sink refuses it, and names the table's column.
+fn nullable(values: &Values) -> DataFusionResult<Values> {
+    let fields = values.schema.fields().iter();
+    let fields = fields.map(|field| field.as_ref().clone().with_nullable(true));
+    let schema = Schema::new(fields.collect::<Vec<_>>());
+    Ok(Values {
+        schema: Arc::new(DFSchema::try_from(schema)?),
+        values: values.values.clone(),
+    })
 }
 
 fn has_parameter(value: &Expr) -> DataFusionResult<bool> {

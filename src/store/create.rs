@@ -14,6 +14,7 @@ use futures::FutureExt;
 use lance::Dataset;
 use lance::dataset::transaction::Transaction;
 use lance::dataset::{CommitBuilder, InsertBuilder, WriteMode, WriteParams};
+use lance_io::object_store::ObjectStore;
 
 use super::commits::whole_history;
 use super::table::{OpenRequest, load};
@@ -36,6 +37,7 @@ pub(super) async fn create(request: &OpenRequest) -> Result<Dataset> {
             RolloutError::invalid(format!("LOCATION {location} cannot be written: {error}"))
         })?;
     }
+    refuse_remains(request).await?;
     let (schema, mut metadata) = match &request.declared {
         Some(declared) => (
             declared.clone(),
@@ -98,6 +100,31 @@ fn refuse_foreign_folder(path: &std::path::Path) -> Result<()> {
         ))),
         None => Ok(()),
     }
+}
+
+/// A log without a base is what is left of a table that was removed, or is written to by a process that
+/// has the table still open: its rows would be taken for the new table's.
+async fn refuse_remains(request: &OpenRequest) -> Result<()> {
+    let location = &request.location;
+    let context = || RolloutError::storage(format!("looking for a log at {location}"));
+    let registry = request.session.store_registry();
+    let opened = ObjectStore::from_uri_and_params(registry, location.uri(), &request.params);
+    let (store, path) = opened.await.map_err(context())?;
+    let log = path.join("_mem_wal");
+    let shards = match store.read_dir(log).await {
+        Ok(shards) => shards,
+        Err(lance::Error::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(context()(error)),
+    };
+    // A faster first writer has made a base before its log.
+    if shards.is_empty() || load(request).boxed().await.is_ok() {
+        return Ok(());
+    }
+    Err(RolloutError::invalid(format!(
+        "LOCATION {location} holds the log of a table whose base is gone (_mem_wal): its rows would \
+         show up in a new table. Remove what is left, once no process has that table open, or use \
+         another place"
+    )))
 }
 
 async fn commit_new(request: &OpenRequest, stored: SchemaRef) -> lance::Result<Dataset> {

@@ -60,6 +60,12 @@ impl Location {
                         "LOCATION holds credentials: give them as OPTIONS or by the environment",
                     ));
                 }
+                if url.query().is_some() || url.fragment().is_some() {
+                    return Err(RolloutError::invalid(
+                        "LOCATION holds a '?' or '#': it is the place of a table alone. Options and \
+                         credentials go into OPTIONS or the environment",
+                    ));
+                }
                 let mut uri = url.to_string();
                 while uri.ends_with('/') && !uri.ends_with("://") {
                     uri.pop();
@@ -190,7 +196,13 @@ mod tests {
     fn object_stores_and_nonsense() {
         let s3 = Location::parse("s3://bucket/path/").expect("s3");
         assert_eq!(s3.uri(), "s3://bucket/path");
-        for bad in ["", "ftp://x/y", "s3://key:secret@bucket/x"] {
+        for bad in [
+            "",
+            "ftp://x/y",
+            "s3://key:secret@bucket/x",
+            "s3://bucket/x?X-Amz-Signature=secret",
+            "s3://bucket/x#secret",
+        ] {
             let error = Location::parse(bad).expect_err(bad).to_string();
             assert!(!error.contains("secret"), "{error}");
         }

@@ -8,6 +8,7 @@ mod lease;
 mod location;
 pub(crate) mod masks;
 pub(crate) mod object_store;
+mod presence;
 mod scan;
 mod sequence;
 mod snapshot;

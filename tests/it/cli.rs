@@ -53,6 +53,55 @@ fn a_long_insert_tells_how_far_it_has_come() {
 }
 
 #[test]
+fn a_mistyped_variable_is_told() {
+    let output = Command::new(env!("CARGO_BIN_EXE_rollouts"))
+        .args(["-q", "-c", "SELECT 1"])
+        .env("ROLLOUT_CACHE_BYTE", "1GiB")
+        .env("ROLLOUT_CACHE_BYTES", "64MiB")
+        .output()
+        .expect("runs");
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("variable ROLLOUT_CACHE_BYTE is no"), "{told}");
+    assert!(!told.contains("ROLLOUT_CACHE_BYTES is no"), "{told}");
+}
+
+#[test]
+fn only_tables_are_cut_at_maxrows() {
+    let query = "SELECT value FROM generate_series(1, 30000)";
+    for (format, lines) in [("csv", 30_001), ("tsv", 30_001), ("nd-json", 30_000)] {
+        let output = rollouts(&["-q", "--format", format, "-c", query]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(text.lines().count(), lines, "{format}");
+    }
+    let output = rollouts(&["-q", "--maxrows", "5", "-c", query]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.lines().count() < 20, "{text}");
+}
+
+#[test]
+fn errors_tell_where_they_were_made() {
+    let output = rollouts(&[
+        "-q",
+        "-c",
+        "SELECT 1",
+        "-c",
+        "SELECT 2",
+        "-c",
+        "SELECT nope",
+    ]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("-c number 3:1: "), "{told}");
+    // A mark before the first line is no part of it.
+    let folder = tempfile::tempdir().expect("folder");
+    let script = folder.path().join("script.sql");
+    std::fs::write(&script, "\u{feff}SELECT 1;\nSELECT nope;\n").expect("writes");
+    let output = rollouts(&["-q", "-f", &script.display().to_string()]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("script.sql:2: "), "{told}");
+}
+
+#[test]
 fn long_lists_and_payloads_are_shortened_in_tables_only() {
     let folder = tempfile::tempdir().expect("folder");
     let create = create_in(folder.path());

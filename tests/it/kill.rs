@@ -65,6 +65,9 @@ fn restless() -> RuntimeSettings {
     }
 }
 
+/// Rounds after which the next begin with a new table.
+const ROUNDS_OF_A_TABLE: usize = 100;
+
 /// The folder of a run: the table, and beside it what children report.
 struct Place(PathBuf);
 
@@ -383,14 +386,21 @@ async fn kill_at_random_and_at_fail_points() {
         .ok()
         .map_or(25, |rounds| rounds.parse().expect("a number of rounds"));
     let only = std::env::var("ROLLOUT_KILL_ONLY").ok();
-    let folder = tempfile::tempdir().expect("folder");
-    let place = Place(folder.path().to_path_buf());
+    let mut folder = tempfile::tempdir().expect("folder");
+    let mut place = Place(folder.path().to_path_buf());
     let seed = rand::random();
     println!("seed {seed}");
     let mut random = rand::rngs::StdRng::seed_from_u64(seed);
     let mut kills: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut rows = 0;
+    let (mut rows, mut deleted) = (0, 0);
     for round in 0..rounds {
+        // Lives are too short for a compaction of very many fragments, and rounds would take ever longer.
+        if round > 0 && round % ROUNDS_OF_A_TABLE == 0 {
+            println!("{round} rounds, {rows} rows in this table");
+            deleted += lines(&place.deleted()).len();
+            folder = tempfile::tempdir().expect("folder");
+            place = Place(folder.path().to_path_buf());
+        }
         let point = only.as_deref().or(POINTS[round % POINTS.len()]);
         let name = if round % 4 == 3 { "worker-0" } else { "" };
         if point.is_some_and(|point| point.starts_with("adopt")) {
@@ -434,9 +444,9 @@ async fn kill_at_random_and_at_fail_points() {
         )
         .await;
     }
+    deleted += lines(&place.deleted()).len();
     println!(
-        "{rounds} rounds, {rows} rows, {} deleted, killed at: {kills:?}",
-        lines(&place.deleted()).len()
+        "{rounds} rounds, {rows} rows in the last table, {deleted} deleted, killed at: {kills:?}"
     );
     // A point nobody ever comes to would prove nothing.
     if rounds >= 25 && only.is_none() {

@@ -29,6 +29,7 @@ mod model;
 mod oracle;
 mod processes;
 mod real_input;
+mod removed;
 mod s3;
 #[path = "../support/s3.rs"]
 #[allow(dead_code, reason = "each test binary uses a part of it")]

@@ -53,6 +53,8 @@ impl Server {
         let child = Command::new(python)
             .args(["-m", "hypercorn", "ministack.app:app", "--bind"])
             .arg(format!("127.0.0.1:{port}"))
+            // In this process: one of its own would outlive it.
+            .args(["--workers", "0"])
             .env("GATEWAY_PORT", port.to_string())
             .env("SERVICES", "s3")
             .env("LOG_LEVEL", "ERROR")

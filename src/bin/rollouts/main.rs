@@ -22,12 +22,14 @@ mod signals;
 mod statements;
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{IsTerminal, stdin};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use datafusion_rollouts::RolloutRuntime;
+use datafusion_rollouts::options::SETTINGS;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
@@ -157,6 +159,12 @@ async fn start(args: &Args, interactive: bool) -> Result<(Shell, RolloutRuntime)
         env::set_current_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     let (ctx, print, runtime) = session::start(args).await?;
+    for variable in unknown_variables(env::vars_os()) {
+        eprintln!(
+            "Warning: the environment variable {variable} is no setting and changes nothing; \
+             SELECT * FROM rollout_settings() lists those there are"
+        );
+    }
     if !args.quiet {
         println!("{}", start_message(args, interactive));
     }
@@ -167,6 +175,17 @@ async fn start(args: &Args, interactive: bool) -> Result<(Shell, RolloutRuntime)
         progress: args.progress,
     };
     Ok((shell, runtime))
+}
+
+/// Variables that are named like a setting and are none: a mistyped one would go unnoticed.
+fn unknown_variables(set: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let known = |name: &String| SETTINGS.iter().any(|info| info.env == Some(name.as_str()));
+    let mut unknown: Vec<_> = set
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| name.starts_with("ROLLOUT_") && !known(name))
+        .collect();
+    unknown.sort();
+    unknown
 }
 
 fn start_message(args: &Args, interactive: bool) -> String {
@@ -207,8 +226,13 @@ async fn work(mut shell: Shell, input: Input) -> Result<(), Failure> {
                     return Ok(());
                 }
             }
-            for command in commands {
-                if shell.run_script("-c", command.as_bytes()).await? == Flow::Quit {
+            let many = commands.len() > 1;
+            for (i, command) in commands.iter().enumerate() {
+                let name = match many {
+                    true => format!("-c number {}", i + 1),
+                    false => "-c".to_owned(),
+                };
+                if shell.run_script(&name, command.as_bytes()).await? == Flow::Quit {
                     return Ok(());
                 }
             }

@@ -17,7 +17,7 @@ use datafusion::sql::sqlparser::dialect::dialect_from_str;
 use datafusion_cli::command::{Command, OutputFormat};
 use datafusion_cli::exec::exec_from_commands;
 use datafusion_cli::print_format::PrintFormat;
-use datafusion_cli::print_options::PrintOptions;
+use datafusion_cli::print_options::{MaxRows, PrintOptions};
 
 use crate::Failure;
 use crate::display::{Displayed, ListItems};
@@ -48,9 +48,14 @@ impl Shell {
         input: impl BufRead,
     ) -> Result<Flow, Failure> {
         let mut splitter = Splitter::default();
-        for line in input.lines() {
+        for (i, line) in input.lines().enumerate() {
             let line = line.map_err(|error| format!("{name}: {error}"))?;
-            for unit in splitter.push_line(&line) {
+            // A mark that editors put before the first line.
+            let line = match i {
+                0 => line.trim_start_matches('\u{feff}'),
+                _ => line.as_str(),
+            };
+            for unit in splitter.push_line(line) {
                 if self.run_at(name, unit).await? == Flow::Quit {
                     return Ok(Flow::Quit);
                 }
@@ -100,7 +105,7 @@ impl Shell {
                 format: &self.print.format,
                 items: self.items,
             };
-            return exec_from_commands(&displayed, vec![sql], &self.print).await;
+            return exec_from_commands(&displayed, vec![sql], &self.print()).await;
         }
         let began = Instant::now();
         let frame = self.ctx.sql(&sql).await?;
@@ -113,6 +118,16 @@ impl Shell {
         }
         let formats = &self.ctx.copied_config().options().format.clone();
         print.print_batches(schema, &batches, began, rows, formats)
+    }
+
+    /// How results are printed. Only a table may be shortened: what reads another format would take a part for
+    /// the whole.
+    fn print(&self) -> PrintOptions {
+        let mut print = self.print.clone();
+        if !matches!(print.format, PrintFormat::Table | PrintFormat::Automatic) {
+            print.maxrows = MaxRows::Unlimited;
+        }
+        print
     }
 
     /// Whether this is CREATE EXTERNAL TABLE … STORED AS ROLLOUT.

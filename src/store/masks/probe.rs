@@ -3,7 +3,7 @@
 //! The cost follows the new rows, not the base: ids are first held against each fragment's filter,
 //! and only those that pass are looked up, through the index on ids where there is one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow::compute::cast;
@@ -38,23 +38,55 @@ pub(crate) struct BaseMatch {
     pub(crate) stamp: i64,
 }
 
-/// The matches of one source in one fragment.
-#[derive(Debug, Default)]
+/// What is known of one source: the matches in each fragment it was probed in. One entry of the cache for
+/// all fragments, for most have no match, and what the cache needs for an entry is many times that.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct BaseMatches {
+    fragments: HashMap<u64, Probed>,
+}
+
+/// The matches of one source in one fragment.
+#[derive(Debug, Clone)]
+struct Probed {
+    /// The fragment's data files: with others it would be probed again.
+    files: Arc<str>,
     matches: Vec<BaseMatch>,
     /// The base version they were found in. Rows of a fragment only ever go: a newer version has
     /// these or fewer, an older one may have more.
     version: u64,
 }
 
-/// What an entry takes beside its value: the key, two paths long, and the cache's own record of it. The
-/// cache does not count them, and most pairs have no match: uncounted, a capped cache of such
-/// entries takes several times its cap.
+impl BaseMatches {
+    /// What was found in a fragment, if that is all that this version of the base has.
+    fn found_in(&self, fragment: &Fragment, files: &str, version: u64) -> Option<&[BaseMatch]> {
+        let probed = self.fragments.get(&fragment.id)?;
+        let usable = probed.version <= version && *probed.files == *files;
+        usable.then_some(probed.matches.as_slice())
+    }
+
+    /// Lets go of fragments that are not in this version of the base, when they are the most: a few are kept
+    /// for readers of other versions.
+    fn forget_gone(&mut self, base: &Dataset) {
+        if self.fragments.len() > 2 * base.fragments().len() {
+            let present: HashSet<u64> = base.fragments().iter().map(|f| f.id).collect();
+            self.fragments.retain(|id, _| present.contains(id));
+        }
+    }
+}
+
+/// What an entry takes beside its value: the key and the cache's own record of it, which the cache does
+/// not count.
 const ENTRY_BYTES: usize = 512;
 
 impl DeepSizeOf for BaseMatches {
     fn deep_size_of_children(&self, _context: &mut Context) -> usize {
-        ENTRY_BYTES + self.matches.capacity() * size_of::<BaseMatch>()
+        let probed = self.fragments.values();
+        let of_one = |probed: &Probed| {
+            probed.files.len() + probed.matches.capacity() * size_of::<BaseMatch>()
+        };
+        ENTRY_BYTES
+            + self.fragments.capacity() * size_of::<(u64, Probed)>()
+            + probed.map(of_one).sum::<usize>()
     }
 }
 
@@ -70,26 +102,31 @@ pub(super) async fn base_matches(
     keys: &[Arc<KeyTable>],
 ) -> Result<Vec<Vec<BaseMatch>>> {
     let mut found: Vec<Vec<BaseMatch>> = vec![Vec::new(); sources.len()];
+    let mut known = Vec::with_capacity(sources.len());
+    for source in sources {
+        let earlier = cache.matches(&source.cache_key).await;
+        known.push(earlier.unwrap_or_default());
+    }
     let mut unprobed: Vec<(Fragment, Vec<usize>)> = Vec::new();
     let version = base.version().version;
     for fragment in base.fragments().iter() {
+        let files = files_of(fragment);
         let mut missing = Vec::new();
-        let mut known = Vec::new();
-        for (i, source) in sources.iter().enumerate() {
-            match cache.matches(&pair_key(source, fragment)).await {
-                Some(found) if found.version > version => missing.push(i),
-                Some(found) if found.matches.is_empty() => {}
-                Some(found) => known.push((i, found)),
+        let mut matched = Vec::new();
+        for (i, known) in known.iter().enumerate() {
+            match known.found_in(fragment, &files, version) {
+                Some([]) => {}
+                Some(matches) => matched.push((i, matches)),
                 None => missing.push(i),
             }
         }
-        if !known.is_empty() {
+        if !matched.is_empty() {
             // A row that was deleted since it was found supersedes nothing, and is no longer counted.
             let deleted = deleted_rows(table, base, fragment).await?;
             let is_deleted = |row: u32| deleted.as_ref().is_some_and(|rows| rows.contains(row));
-            for (i, earlier) in known {
+            for (i, matches) in matched {
                 let live = |row: &&BaseMatch| !is_deleted(row.address as u32);
-                found[i].extend(earlier.matches.iter().filter(live));
+                found[i].extend(matches.iter().filter(live));
             }
         }
         if !missing.is_empty() {
@@ -100,15 +137,27 @@ pub(super) async fn base_matches(
         return Ok(found);
     }
     let mut probed = probe(table, cache, base, &unprobed, keys).await?;
+    let mut learned: BTreeMap<usize, BaseMatches> = BTreeMap::new();
     for (fragment, missing) in unprobed {
+        let files: Arc<str> = files_of(&fragment).into();
         for i in missing {
             let matches = probed.remove(&(fragment.id as u32, i)).unwrap_or_default();
             found[i].extend_from_slice(&matches);
-            let key = pair_key(&sources[i], &fragment);
-            cache
-                .put_matches(&key, Arc::new(BaseMatches { matches, version }))
-                .await;
+            let known = learned
+                .entry(i)
+                .or_insert_with(|| known[i].as_ref().clone());
+            let probed = Probed {
+                files: files.clone(),
+                matches,
+                version,
+            };
+            known.fragments.insert(fragment.id, probed);
         }
+    }
+    for (i, mut matches) in learned {
+        matches.forget_gone(base);
+        let matches = Arc::new(matches);
+        cache.put_matches(&sources[i].cache_key, matches).await;
     }
     Ok(found)
 }
@@ -128,14 +177,14 @@ async fn deleted_rows(
         .map_err(table.context("reading a deletion vector of the base"))
 }
 
-/// Sources and data files never change under their names, so a pair of them is probed once.
-fn pair_key(source: &KeySource, fragment: &Fragment) -> String {
-    let mut key = format!("{}@{}", source.cache_key, fragment.id);
+/// Data files never change under their names, so a fragment that has the same ones has the same rows.
+fn files_of(fragment: &Fragment) -> String {
+    let mut files = String::new();
     for file in &fragment.files {
-        key.push(':');
-        key.push_str(&file.path);
+        files.push_str(&file.path);
+        files.push(':');
     }
-    key
+    files
 }
 
 /// Probes fragments for the keys of the sources they were not probed for yet.

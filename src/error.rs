@@ -60,7 +60,7 @@ pub enum RolloutError {
     #[error("{0}")]
     Exhausted(String),
 
-    /// The store, or its runtime, was shut down.
+    /// The store, or its runtime, was shut down, or the table was removed while it was open.
     #[error("{0}")]
     Closed(String),
 
@@ -98,6 +98,14 @@ impl From<RolloutError> for DataFusionError {
             other => Self::External(Box::new(other)),
         }
     }
+}
+
+/// Whether there is no such table, version or file.
+pub(crate) fn is_missing(error: &lance::Error) -> bool {
+    matches!(
+        error,
+        lance::Error::DatasetNotFound { .. } | lance::Error::NotFound { .. }
+    )
 }
 
 /// Lance's errors end with the place in its sources where they arose, which tells a user nothing

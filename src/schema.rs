@@ -60,6 +60,13 @@ pub struct TableSchema {
     on_conflict: OnConflict,
 }
 
+/// These columns where NULL is not refused yet: the sink does it, and names the column.
+pub(crate) fn nullable<'a>(columns: impl IntoIterator<Item = &'a Field>) -> Schema {
+    let columns = columns.into_iter();
+    let columns = columns.map(|column| column.clone().with_nullable(true));
+    Schema::new(columns.collect::<Vec<_>>())
+}
+
 impl TableSchema {
     /// The rollout schema: one row per generated message, with its tokens, log-probabilities,
     /// reward and the policy that made it.
@@ -214,10 +221,6 @@ impl TableSchema {
             .iter()
             .map(|field| field.as_ref().clone().with_metadata(HashMap::new()))
             .collect();
-        let nullable: Vec<Field> = sql
-            .iter()
-            .map(|field| field.clone().with_nullable(true))
-            .collect();
         let mut stored: Vec<Field> = schema
             .fields()
             .iter()
@@ -240,7 +243,7 @@ impl TableSchema {
             );
         }
         Self {
-            nullable: Arc::new(Schema::new(nullable)),
+            nullable: Arc::new(nullable(&sql)),
             sql: Arc::new(Schema::new(sql)),
             stored: Arc::new(Schema::new(stored)),
             key,

@@ -119,9 +119,9 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
         let warm = |(round, _): &(f64, f64)| *round >= warm;
         points.iter().copied().filter(warm).collect()
     };
-    let kb_per_append = slope(&measured(&points)) / 1024.0;
     let cached_kb_per_append = slope(&measured(&cached)) / 1024.0;
     let measured = measured(&points);
+    let kb_per_append = slope(&measured) / 1024.0;
     let mut late: Vec<f64> = measured[measured.len() / 2..]
         .iter()
         .map(|(_, rss)| *rss)

@@ -149,7 +149,6 @@ impl Maintenance {
         let _one = self.flushing.lock().await;
         let work = async {
             self.recover().await?;
-            self.check_present().await?;
             self.make_room().await?;
             self.insert.flush().await
         };
@@ -170,14 +169,6 @@ impl Maintenance {
             self.generations_made(report.generations);
         }
         Ok(report)
-    }
-
-    /// Refuses to flush rows to where their table is no longer.
-    async fn check_present(&self) -> Result<()> {
-        match self.insert.has_unflushed().await {
-            true => self.table.check_present().await,
-            false => Ok(()),
-        }
     }
 
     /// Merges before a flush where too many generations wait already: every read opens all of them.
@@ -458,11 +449,6 @@ impl Maintenance {
             true => Ok(false),
             false => self.recover().await,
         };
-        self.insert.stop().await;
-        if let Err(gone @ RolloutError::Closed(_)) = self.check_present().await {
-            let _ = self.insert.abandon().await;
-            return Err(gone);
-        }
         self.insert.close().await?;
         match recovered {
             // Another process has the name, and the rows.

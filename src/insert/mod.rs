@@ -319,8 +319,12 @@ impl InsertPath {
     /// while it runs are not waited for.
     ///
     /// # Errors
-    /// The first lane that failed; the others were flushed all the same.
+    /// The table is gone, and nothing was flushed; or the first lane that failed, and the others were flushed
+    /// all the same.
     pub(crate) async fn flush(&self) -> Result<FlushReport> {
+        if self.has_unflushed().await {
+            self.table.check_present().await?;
+        }
         let flushes = self.lanes.iter().map(|lane| lane.flush());
         let mut report = FlushReport::default();
         let mut first_error = None;
@@ -406,28 +410,15 @@ impl InsertPath {
         }
     }
 
-    /// Refuses new statements and waits for those that were accepted.
-    pub(crate) async fn stop(&self) {
-        self.queue.close();
-        self.queue.drained().await;
-    }
-
-    /// Flushes, and closes the writers.
+    /// Refuses new statements, waits for those that were accepted, flushes, and closes the writers.
     ///
     /// # Errors
     /// Rows that could not be flushed: they are durable in the log and replayed by the next life.
     pub(crate) async fn close(&self) -> Result<()> {
-        let flushed = self.flush().await.map(drop);
-        let closed = self.abandon().await;
-        flushed.and(closed)
-    }
-
-    /// Closes the writers without a flush.
-    ///
-    /// # Errors
-    /// Rows that are not flushed.
-    pub(crate) async fn abandon(&self) -> Result<()> {
-        let mut first_error = None;
+        self.queue.close();
+        self.queue.drained().await;
+        let flushed = self.flush().await;
+        let mut first_error = flushed.err();
         for lane in &self.lanes {
             if let Err(error) = lane.close().await {
                 first_error = first_error.or(Some(error));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
-use arrow_schema::{FieldRef, Schema, SchemaRef};
+use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use chrono::Utc;
 use datafusion::common::DataFusionError;
@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 use crate::error::{Result, RolloutError};
-use crate::schema::{Filler, Markers, TableSchema, check_and_align};
+use crate::schema::{Filler, Markers, TableSchema, check_and_align, nullable};
 
 /// Chunks of one statement that may be on their way at once.
 const CHUNKS_IN_FLIGHT: usize = 4;
@@ -42,13 +42,10 @@ impl RolloutSink {
     /// A sink for rows of the `given` columns: all, those a `filler` completes, or all that the table had
     /// when the statement was planned.
     pub(crate) fn new(path: Arc<InsertPath>, filler: Option<Filler>, given: SchemaRef) -> Self {
-        // Everything nullable here: the sink checks NOT NULL itself and names the column.
-        let nullable = |field: &FieldRef| field.as_ref().clone().with_nullable(true);
-        let fields: Vec<_> = given.fields().iter().map(nullable).collect();
         Self {
             path,
             filler,
-            schema: Arc::new(Schema::new(fields)),
+            schema: Arc::new(nullable(given.fields().iter().map(AsRef::as_ref))),
             metrics: ExecutionPlanMetricsSet::new(),
         }
     }

@@ -8,8 +8,8 @@
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
 
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinSet;
+use datafusion::common::runtime::SpawnedTask;
+use tokio::runtime::{Builder, EnterGuard, Runtime};
 
 /// As many are never busy at once, for a lane encodes what it puts at the speed of memory.
 const MOST_THREADS: usize = 4;
@@ -26,29 +26,27 @@ static THREADS: LazyLock<Option<Runtime>> = LazyLock::new(|| {
         .ok()
 });
 
-/// Runs a task on these threads, or beside its caller where there are none.
+/// Until the guard goes, what is spawned runs on these threads, or beside its caller where there are none.
+fn enter() -> Option<EnterGuard<'static>> {
+    THREADS.as_ref().map(Runtime::enter)
+}
+
+/// Runs a task on these threads.
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
-    match &*THREADS {
-        Some(threads) => threads.spawn(task),
-        None => tokio::spawn(task),
-    };
+    let _on = enter();
+    tokio::spawn(task);
 }
 
 /// Runs some work on these threads, so that what it leaves running in the background stays there, and waits for it.
 /// The work ends with its caller.
 pub(super) async fn run<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
-    let mut running = JoinSet::new();
-    match &*THREADS {
-        Some(threads) => running.spawn_on(work, threads.handle()),
-        None => running.spawn(work),
+    let running = {
+        let _on = enter();
+        SpawnedTask::spawn(work)
     };
-    match running.join_next().await {
-        Some(Ok(result)) => result,
-        Some(Err(error)) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // Only dropping the set cancels it.
-            Err(_) => std::future::pending().await,
-        },
-        None => std::future::pending().await,
+    match running.join_unwind().await {
+        Ok(result) => result,
+        // Only the end of the threads cancels it, and with them goes the caller.
+        Err(_) => std::future::pending().await,
     }
 }

@@ -29,7 +29,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::scalar::ScalarValue;
 
 use super::RolloutTableProvider;
-use crate::schema::{Filler, Source, cast_into};
+use crate::schema::{Filler, Source, cast_into, nullable};
 
 /// Leaves to the sink what it can do without planning.
 #[derive(Debug, Default)]
@@ -140,7 +140,13 @@ impl Given {
         });
         let exprs = exprs.collect::<DataFusionResult<Vec<_>>>()?;
         let source = match source.as_ref() {
-            LogicalPlan::Values(values) => Arc::new(LogicalPlan::Values(nullable(values)?)),
+            LogicalPlan::Values(values) => {
+                let fields = values.schema.fields().iter().map(AsRef::as_ref);
+                Arc::new(LogicalPlan::Values(Values {
+                    schema: Arc::new(DFSchema::try_from(nullable(fields))?),
+                    values: values.values.clone(),
+                }))
+            }
             _ => source.clone(),
         };
         Projection::try_new(exprs, source).map(LogicalPlan::Projection)
@@ -166,10 +172,7 @@ impl Given {
                 columns.map(|((field, _), position)| self.value(field, row[*position].clone()));
             rows.push(row.collect::<DataFusionResult<Vec<_>>>()?);
         }
-        let columns = self.columns.iter();
-        // NULL is refused by the sink, which names the column.
-        let fields = columns.map(|(field, _)| field.clone().with_nullable(true));
-        let schema = Schema::new(fields.collect::<Vec<_>>());
+        let schema = nullable(self.columns.iter().map(|(field, _)| field));
         if let Some(batch) = literals(&schema, &rows)? {
             let table = MemTable::try_new(batch.schema(), vec![vec![batch]])?;
             let source = provider_as_source(Arc::new(table));
@@ -206,17 +209,6 @@ impl Given {
     fn is_key(&self, field: &Field) -> bool {
         field.name() == &self.key
     }
-}
-
-/// The same rows, of which any may be NULL: the sink refuses it, and names the table's column.
-fn nullable(values: &Values) -> DataFusionResult<Values> {
-    let fields = values.schema.fields().iter();
-    let fields = fields.map(|field| field.as_ref().clone().with_nullable(true));
-    let schema = Schema::new(fields.collect::<Vec<_>>());
-    Ok(Values {
-        schema: Arc::new(DFSchema::try_from(schema)?),
-        values: values.values.clone(),
-    })
 }
 
 fn has_parameter(value: &Expr) -> DataFusionResult<bool> {

@@ -2,7 +2,7 @@
 //! with one session and one set of store parameters.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::ipc::reader::StreamReader;
@@ -21,7 +21,7 @@ use lance_io::object_store::{ObjectStore, ObjectStoreParams};
 use lance_table::format::Fragment;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use uuid::Uuid;
 
 use super::clock::StampClock;
@@ -29,9 +29,9 @@ use super::commits::whole_history;
 use super::create::create;
 use super::location::Location;
 use super::object_store::{install_local_store, probe_put_if_absent};
-use super::presence::gone;
+use super::presence::Presence;
 use super::versions;
-use crate::error::{Result, RolloutError};
+use crate::error::{Result, RolloutError, is_missing};
 use crate::options::{AtVersion, OnConflict};
 use crate::schema::TableSchema;
 
@@ -79,10 +79,7 @@ pub(crate) struct LanceTable {
     read_only: bool,
     /// The version it was opened at, which it stays at.
     pinned: Option<u64>,
-    /// What became of it, once it was found to be gone.
-    lost: OnceLock<&'static str>,
-    /// The base version last found to be this table's, and its manifest's tag.
-    pub(super) seen: Mutex<Option<(u64, String)>>,
+    pub(super) presence: Presence,
 }
 
 /// The memtable limits every writer of the table keeps.
@@ -121,9 +118,7 @@ impl LanceTable {
         }
         let mut base = match load(&request).await {
             Ok(base) => base,
-            Err(lance::Error::DatasetNotFound { .. } | lance::Error::NotFound { .. }) => {
-                create(&request).await?
-            }
+            Err(error) if is_missing(&error) => create(&request).await?,
             Err(source) => {
                 return Err(RolloutError::Storage {
                     context: format!("opening the table at {}", request.location),
@@ -168,8 +163,7 @@ impl LanceTable {
             memtable_limits: MemtableLimits::recorded_in(&details),
             clock: StampClock::default(),
             read_only: request.read_only,
-            lost: OnceLock::new(),
-            seen: Mutex::new(None),
+            presence: Presence::default(),
         })
     }
 
@@ -213,9 +207,7 @@ impl LanceTable {
 
     /// Refuses what a table that was opened to be read only, or is gone, does not do.
     pub(crate) fn check_writable(&self, done: &str) -> Result<()> {
-        if let Some(how) = self.lost.get() {
-            return Err(gone(&self.location, how));
-        }
+        self.presence.check(&self.location)?;
         let how = match self.pinned {
             Some(version) => format!("open at version {version}, read-only"),
             None if self.read_only => "open read-only".to_string(),
@@ -225,11 +217,6 @@ impl LanceTable {
             "the table at {} is {how}: nothing is {done}",
             self.location
         )))
-    }
-
-    /// Takes note that the table is gone.
-    pub(super) fn lose(&self, how: &'static str) -> RolloutError {
-        gone(&self.location, self.lost.get_or_init(|| how))
     }
 
     /// The newest base version this process knows.

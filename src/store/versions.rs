@@ -6,7 +6,7 @@ use lance::Dataset;
 use lance::dataset::transaction::Operation;
 
 use super::Location;
-use crate::error::{Result, RolloutError};
+use crate::error::{Result, RolloutError, is_missing};
 use crate::options::AtVersion;
 
 /// Versions looked at side by side.
@@ -40,9 +40,7 @@ async fn describe(base: &Dataset, number: u64) -> lance::Result<Option<BaseVersi
     let dataset = match base.checkout_version(number).await {
         Ok(dataset) => dataset,
         // Cleaned up since it was listed.
-        Err(lance::Error::DatasetNotFound { .. } | lance::Error::NotFound { .. }) => {
-            return Ok(None);
-        }
+        Err(error) if is_missing(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
     let operation = match dataset.read_transaction().await {

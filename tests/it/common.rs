@@ -211,6 +211,17 @@ where
     life.await.expect("lives")
 }
 
+/// A life that ends without a word, with a row that only its log holds.
+pub async fn leave_a_row(folder: &Path, settings: &RuntimeSettings) {
+    let (path, settings) = (folder.to_path_buf(), settings.clone());
+    short_life(async move || {
+        let process = Process::open(&path, settings).await;
+        process.insert("before", 1.0).await;
+        std::mem::forget(process);
+    })
+    .await;
+}
+
 /// Waits until something holds; half a minute is long enough for anything.
 pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
     for _ in 0..1200 {

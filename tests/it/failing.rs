@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use datafusion::error::DataFusionError;
 use datafusion_rollouts::RuntimeSettings;
 
-use crate::common::{Process, base_ids, quiet, short_life, until};
+use crate::common::{Process, base_ids, leave_a_row, quiet, short_life, until};
 use crate::faults::{Fault, Faults, Operation};
 
 /// Longer than any statement may take here.
@@ -340,17 +340,6 @@ fn named() -> RuntimeSettings {
         lease_ttl: Duration::from_millis(500),
         ..quiet()
     }
-}
-
-/// A life that ends without a word, with a row that only its log holds.
-async fn leave_a_row(folder: &Path, settings: &RuntimeSettings) {
-    let (path, settings) = (folder.to_path_buf(), settings.clone());
-    short_life(async move || {
-        let process = Process::open(&path, settings).await;
-        process.insert("before", 1.0).await;
-        std::mem::forget(process);
-    })
-    .await;
 }
 
 /// A process with a name of its own looks for what its earlier life left until it has found it,

@@ -112,7 +112,7 @@ impl Shell {
         let schema = frame.schema().inner().clone();
         let batches = frame.collect().await?;
         let rows = batches.iter().map(|batch| batch.num_rows()).sum();
-        let mut print = self.print.clone();
+        let mut print = self.print();
         if print.format == PrintFormat::Automatic {
             print.format = PrintFormat::Table;
         }

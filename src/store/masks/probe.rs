@@ -48,8 +48,8 @@ pub(crate) struct BaseMatches {
 /// The matches of one source in one fragment.
 #[derive(Debug, Clone)]
 struct Probed {
-    /// The fragment's data files: with others it would be probed again.
-    files: Arc<str>,
+    /// The fragment's name, by its data files: with others it would be probed again.
+    name: Arc<str>,
     matches: Vec<BaseMatch>,
     /// The base version they were found in. Rows of a fragment only ever go: a newer version has
     /// these or fewer, an older one may have more.
@@ -58,9 +58,9 @@ struct Probed {
 
 impl BaseMatches {
     /// What was found in a fragment, if that is all that this version of the base has.
-    fn found_in(&self, fragment: &Fragment, files: &str, version: u64) -> Option<&[BaseMatch]> {
+    fn found_in(&self, fragment: &Fragment, name: &str, version: u64) -> Option<&[BaseMatch]> {
         let probed = self.fragments.get(&fragment.id)?;
-        let usable = probed.version <= version && *probed.files == *files;
+        let usable = probed.version <= version && *probed.name == *name;
         usable.then_some(probed.matches.as_slice())
     }
 
@@ -82,7 +82,7 @@ impl DeepSizeOf for BaseMatches {
     fn deep_size_of_children(&self, _context: &mut Context) -> usize {
         let probed = self.fragments.values();
         let of_one = |probed: &Probed| {
-            probed.files.len() + probed.matches.capacity() * size_of::<BaseMatch>()
+            probed.name.len() + probed.matches.capacity() * size_of::<BaseMatch>()
         };
         ENTRY_BYTES
             + self.fragments.capacity() * size_of::<(u64, Probed)>()
@@ -110,11 +110,11 @@ pub(super) async fn base_matches(
     let mut unprobed: Vec<(Fragment, Vec<usize>)> = Vec::new();
     let version = base.version().version;
     for fragment in base.fragments().iter() {
-        let files = files_of(fragment);
+        let name = filters::name_of(fragment);
         let mut missing = Vec::new();
         let mut matched = Vec::new();
         for (i, known) in known.iter().enumerate() {
-            match known.found_in(fragment, &files, version) {
+            match known.found_in(fragment, &name, version) {
                 Some([]) => {}
                 Some(matches) => matched.push((i, matches)),
                 None => missing.push(i),
@@ -139,7 +139,7 @@ pub(super) async fn base_matches(
     let mut probed = probe(table, cache, base, &unprobed, keys).await?;
     let mut learned: BTreeMap<usize, BaseMatches> = BTreeMap::new();
     for (fragment, missing) in unprobed {
-        let files: Arc<str> = files_of(&fragment).into();
+        let name: Arc<str> = filters::name_of(&fragment).into();
         for i in missing {
             let matches = probed.remove(&(fragment.id as u32, i)).unwrap_or_default();
             found[i].extend_from_slice(&matches);
@@ -147,7 +147,7 @@ pub(super) async fn base_matches(
                 .entry(i)
                 .or_insert_with(|| known[i].as_ref().clone());
             let probed = Probed {
-                files: files.clone(),
+                name: name.clone(),
                 matches,
                 version,
             };
@@ -175,16 +175,6 @@ async fn deleted_rows(
         .get_deletion_vector()
         .await
         .map_err(table.context("reading a deletion vector of the base"))
-}
-
-/// Data files never change under their names, so a fragment that has the same ones has the same rows.
-fn files_of(fragment: &Fragment) -> String {
-    let mut files = String::new();
-    for file in &fragment.files {
-        files.push_str(&file.path);
-        files.push(':');
-    }
-    files
 }
 
 /// Probes fragments for the keys of the sources they were not probed for yet.

@@ -3,7 +3,10 @@
 //! ```text
 //! cargo bench --bench ingest -- [--put-ms MS] [--tail] [--content CHARS] [--puts K]
 //!                               [--idle-secs S] [--fsync true] [--dir FOLDER] [--smoke] [--tune]
+//!                               [--queue-interval TASKS]
 //! ```
+//!
+//! `--queue-interval 0` leaves the order in which clients run to tokio's own tuning.
 
 #![allow(
     dead_code,
@@ -21,10 +24,18 @@ use harness::args::Args;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-#[tokio::main]
-async fn main() {
+fn main() {
     let mut args = Args::from_env();
+    let interval: u32 = args.get("queue-interval", 1);
     let options = ingest::Options::from_args(&mut args);
     args.finish();
-    harness::figure::print_all(&ingest::run(options).await);
+    // In the order in which they are woken: else those of thousands of clients that a thread took early wait
+    // behind others, see the documentation of operations.
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.enable_all();
+    if interval > 0 {
+        runtime.global_queue_interval(interval);
+    }
+    let runtime = runtime.build().expect("a runtime");
+    harness::figure::print_all(&runtime.block_on(ingest::run(options)));
 }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! cargo bench --bench memory -- [--rounds N] [--tables T] [--cache-mib M] [--dir FOLDER] [--smoke]
+//!                               [--only FIGURE]
 //! ```
 //!
-//! The contrast, a session for each store, runs in a process of its own: memory that the first
-//! part gave back would hide its growth.
+//! Every part runs in a process of its own: memory that an earlier one gave back would hide its growth.
 
 #![allow(
     dead_code,
@@ -22,27 +22,29 @@ use harness::args::Args;
 // As the command line has it: planning a small statement is mostly allocation.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-use memory::Sharing;
+use memory::Part;
 
 #[tokio::main]
 async fn main() {
     let mut args = Args::from_env();
-    let contrast = args.flag("contrast-only");
+    let only: String = args.get("only", String::new());
     let options = memory::Options::from_args(&mut args);
     args.finish();
-    let sharing = if contrast {
-        Sharing::PerStore
-    } else {
-        Sharing::Shared
-    };
-    let figures = memory::run(options, sharing).await;
-    harness::figure::print_all(&figures);
-    if !contrast {
-        let again = std::env::current_exe().expect("this program");
-        let done = std::process::Command::new(again)
+    if only.is_empty() {
+        return each_alone();
+    }
+    let part = Part::ALL.into_iter().find(|part| part.figure() == only);
+    let part = part.unwrap_or_else(|| panic!("no figure of this benchmark: {only}"));
+    harness::figure::print_all(&memory::run(options, part).await);
+}
+
+fn each_alone() {
+    let program = std::env::current_exe().expect("this program");
+    for part in Part::ALL {
+        let done = std::process::Command::new(&program)
             .args(std::env::args().skip(1))
-            .arg("--contrast-only")
+            .args(["--only", part.figure()])
             .status();
-        assert!(done.expect("runs").success(), "the contrast failed");
+        assert!(done.expect("runs").success(), "{} failed", part.figure());
     }
 }

@@ -59,6 +59,7 @@ impl Writer {
             )
             .await
             .expect("plans");
+        let prepared = state.optimize(&prepared).expect("plans");
         let batch = maker.batch(&[Row::new(0)]);
         let content = batch["content"].as_string::<i64>().value(0).to_string();
         Arc::new(Self {

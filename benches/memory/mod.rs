@@ -27,6 +27,8 @@ const MERGE_AFTER: u64 = 16;
 const READ_AFTER: u64 = 5;
 /// Merges of a table between two compactions.
 const COMPACT_AFTER: u64 = 8;
+/// Rows of all tables where ids come again.
+const REWRITTEN: u64 = 1000;
 /// Of all rounds, the part that counts as warm-up.
 const WARM_UP: f64 = 0.3;
 
@@ -45,13 +47,40 @@ pub struct Options {
     pub dir: Option<PathBuf>,
 }
 
-/// Whose the caches are.
+/// What is measured; each in a process of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
-    /// One capped cache for all tables.
+pub enum Part {
+    /// One capped cache for all tables, every row a new one.
     Shared,
-    /// A default session for each table.
+    /// The same, with ids that come again: the tables stay as they are, so what grows follows the
+    /// number of inserts and not the rows there are.
+    Rewriting,
+    /// For contrast, a default session for each table.
     PerStore,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Shared, Self::Rewriting, Self::PerStore];
+
+    /// Its main figure.
+    pub fn figure(self) -> &'static str {
+        match self {
+            Self::Shared => "rss_kb_per_append",
+            Self::Rewriting => "rewriting_rss_kb_per_append",
+            Self::PerStore => "per_store_session_rss_kb_per_append",
+        }
+    }
+
+    fn row(self, round: u64) -> Row {
+        match self {
+            Self::Rewriting => Row {
+                number: round % REWRITTEN,
+                version: round / REWRITTEN,
+            },
+            Self::Shared | Self::PerStore => Row::new(round),
+        }
+    }
 }
 
 impl Options {
@@ -92,13 +121,13 @@ impl Options {
     }
 }
 
-/// Measures one way of sharing.
-pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
+/// Measures one part.
+pub async fn run(options: Options, part: Part) -> Vec<Figure> {
     let folder = scratch(options.dir.as_deref());
     let settings = RuntimeSettings {
-        cache_bytes: match sharing {
-            Sharing::Shared => options.cache_mib << 20,
-            Sharing::PerStore => 0,
+        cache_bytes: match part {
+            Part::Shared | Part::Rewriting => options.cache_mib << 20,
+            Part::PerStore => 0,
         },
         local_fsync: false,
         ..quiet()
@@ -110,7 +139,7 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
         stores.push(process.open(&name, &folder.path().join(&name)).await);
     }
     let started = Instant::now();
-    let Series { points, cached } = rounds(&process, &stores, &options, sharing).await;
+    let Series { points, cached } = rounds(&process, &stores, &options, part).await;
     let seconds = started.elapsed().as_secs_f64();
     process.shutdown().await;
 
@@ -141,16 +170,12 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
             .with("cache_mib", options.cache_mib)
             .with("seconds", seconds.round())
     };
-    let name = match sharing {
-        Sharing::Shared => "rss_kb_per_append",
-        Sharing::PerStore => "per_store_session_rss_kb_per_append",
-    };
-    let growth = described(Figure::new(BENCH, name, kb_per_append, "KB"))
+    let growth = described(Figure::new(BENCH, part.figure(), kb_per_append, "KB"))
         .with("rss_mib", mib(&points))
         .with("cached_mib", mib(&cached))
         .with("rss_every_rounds", options.every);
-    match sharing {
-        Sharing::Shared => vec![
+    match part {
+        Part::Shared => vec![
             growth.goal(Goal::AtMost(1.0)),
             described(Figure::new(
                 BENCH,
@@ -160,7 +185,7 @@ pub async fn run(options: Options, sharing: Sharing) -> Vec<Figure> {
             )),
             described(Figure::new(BENCH, "rss_plateau_mib", plateau, "MiB")),
         ],
-        Sharing::PerStore => vec![growth],
+        Part::Rewriting | Part::PerStore => vec![growth],
     }
 }
 
@@ -178,7 +203,7 @@ async fn rounds(
     process: &Process,
     stores: &[Arc<RolloutStore>],
     options: &Options,
-    sharing: Sharing,
+    part: Part,
 ) -> Series {
     let mut maker = RowMaker::new(100);
     maker.content = 1000;
@@ -188,7 +213,7 @@ async fn rounds(
         let table = round % options.tables;
         let store = &stores[table as usize];
         store
-            .append(maker.batch(&[Row::new(round)]))
+            .append(maker.batch(&[part.row(round)]))
             .await
             .expect("appends");
         store.flush().await.expect("flushes");
@@ -200,7 +225,7 @@ async fn rounds(
             }
         }
         if turn.is_multiple_of(READ_AFTER) {
-            let id = Row::new(round).id();
+            let id = part.row(round).id();
             process
                 .sql(&format!(
                     "SELECT avg(reward), count(*) FROM rollouts{table}"
@@ -213,7 +238,7 @@ async fn rounds(
         if (round + 1) % options.every == 0 {
             let done = (round + 1) as f64;
             series.points.push((done, rss_bytes() as f64));
-            if sharing == Sharing::Shared {
+            if part != Part::PerStore {
                 series.cached.push((done, cached(process).await as f64));
             }
         }

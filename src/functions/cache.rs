@@ -9,7 +9,8 @@ use async_trait::async_trait;
 
 use super::{Report, columns};
 use crate::error::{Result, RolloutError};
-use crate::runtime::{CacheFigures, RolloutRuntime, RolloutStore};
+use crate::runtime::{RolloutRuntime, RolloutStore};
+use crate::store::CacheFigures;
 
 #[derive(Debug)]
 pub(super) struct Cache;

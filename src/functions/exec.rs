@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use datafusion::catalog::{
     CatalogProviderList, Session, TableFunctionArgs, TableFunctionImpl, TableProvider,
 };
-use datafusion::common::{ScalarValue, internal_err};
+use datafusion::common::ScalarValue;
 use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::{SendableRecordBatchStream, SessionState, TaskContext};
@@ -23,7 +23,7 @@ use datafusion::sql::TableReference;
 
 use super::Report;
 use crate::error::{Result, RolloutError};
-use crate::provider::RolloutTableProvider;
+use crate::provider::{RolloutTableProvider, with_no_children};
 use crate::runtime::{RolloutRuntime, RolloutStore};
 
 /// A [`Report`] as DataFusion calls it.
@@ -272,11 +272,7 @@ impl ExecutionPlan for ReportExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        if children.is_empty() {
-            Ok(self)
-        } else {
-            internal_err!("RolloutFunctionExec has no children")
-        }
+        with_no_children(self, &children)
     }
 
     fn execute(

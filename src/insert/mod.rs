@@ -36,7 +36,7 @@ use lane::Lane;
 pub(crate) use lane::{flush_writer, open_shard};
 use queue::Queue;
 pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
-pub(crate) use sink::RolloutSink;
+pub(crate) use sink::{RolloutSink, reservation};
 
 use crate::error::{Result, RolloutError};
 use crate::metrics::{Operation, Work, record_error};

@@ -21,6 +21,7 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
 use futures::StreamExt;
 use tokio::sync::oneshot;
 
+use super::queue::row_bytes;
 use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 use crate::error::{Result, RolloutError};
 use crate::schema::{Filler, Markers, TableSchema, check_and_align, nullable};
@@ -76,10 +77,25 @@ impl DataSink for RolloutSink {
 
     async fn write_all(
         &self,
-        mut data: SendableRecordBatchStream,
+        data: SendableRecordBatchStream,
         context: &Arc<TaskContext>,
     ) -> DataFusionResult<u64> {
-        let reservation = MemoryConsumer::new("RolloutInsert").register(context.memory_pool());
+        self.write(data, reservation(context)).await
+    }
+}
+
+/// Where the rows of a statement are counted while they wait.
+pub(crate) fn reservation(context: &TaskContext) -> MemoryReservation {
+    MemoryConsumer::new("RolloutInsert").register(context.memory_pool())
+}
+
+impl RolloutSink {
+    /// Writes all rows of a stream; returns how many there were.
+    pub(crate) async fn write(
+        &self,
+        mut data: SendableRecordBatchStream,
+        reservation: MemoryReservation,
+    ) -> DataFusionResult<u64> {
         let mut statement = Statement::new(self, reservation);
         while let Some(batch) = data.next().await {
             let step = match batch {
@@ -90,6 +106,7 @@ impl DataSink for RolloutSink {
                 return Err(statement.fail(error).await);
             }
         }
+        drop(data);
         match statement.finish().await {
             Ok(rows) => Ok(rows),
             Err(error) => Err(statement.fail(error).await),
@@ -148,7 +165,7 @@ impl<'a> Statement<'a> {
                 false => batch.slice(from, rows),
             };
             from += rows;
-            let bytes = slice_bytes(&slice);
+            let bytes = row_bytes(&slice);
             if self.held_bytes + bytes > MAX_PUT_BYTES && !self.held.is_empty() {
                 self.send().await?;
             }
@@ -254,13 +271,4 @@ impl<'a> Statement<'a> {
             error => error,
         }
     }
-}
-
-/// The bytes a slice stands for, not the buffers it shares with its parent.
-fn slice_bytes(batch: &RecordBatch) -> usize {
-    batch
-        .columns()
-        .iter()
-        .map(|column| column.to_data().get_slice_memory_size().unwrap_or(0))
-        .sum()
 }

@@ -86,12 +86,14 @@ fn plan_insert(dml: DmlStatement) -> DataFusionResult<Transformed<LogicalPlan>> 
     })))
 }
 
-/// Whether a projection is what SQL makes of an INSERT: all columns in order, in their own types.
+/// Whether a projection is what SQL makes of an INSERT: all columns in order, in their own types or,
+/// where parameters were given values, in theirs.
 fn are_columns_of(schema: &Schema, rows: &Projection) -> bool {
+    let any_type = matches!(rows.input.as_ref(), LogicalPlan::Values(_));
     let columns = rows.schema.fields().iter().zip(schema.fields());
     rows.schema.fields().len() == schema.fields().len()
         && columns.into_iter().all(|(given, column)| {
-            given.name() == column.name() && given.data_type() == column.data_type()
+            given.name() == column.name() && (any_type || given.data_type() == column.data_type())
         })
 }
 
@@ -197,10 +199,12 @@ impl Given {
         }
     }
 
-    /// A value of VALUES. One that is computed may take another type when types are made to agree.
+    /// A value of VALUES. One that is computed may take another type when types are made to agree, and
+    /// a parameter's value has the type it came with.
     fn value(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
         match value {
-            Expr::Cast(_) | Expr::Literal(..) => self.cast(field, value),
+            Expr::Literal(ref literal, _) if literal.data_type() == *field.data_type() => Ok(value),
+            Expr::Cast(_) => self.cast(field, value),
             other if has_parameter(&other)? => Ok(other),
             other => Ok(cast_into(other, field, self.is_key(field))?),
         }
@@ -268,13 +272,13 @@ impl TableProvider for InsertTarget {
 
     async fn insert_into(
         &self,
-        _state: &dyn Session,
+        state: &dyn Session,
         input: Arc<dyn ExecutionPlan>,
         insert_op: InsertOp,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
         let table = self.table.downcast_ref::<RolloutTableProvider>();
         let table =
             table.ok_or_else(|| internal_datafusion_err!("an INSERT planned for another table"))?;
-        table.insert(input, insert_op, Some(self.filler.clone()))
+        table.insert(state, input, insert_op, Some(self.filler.clone()))
     }
 }

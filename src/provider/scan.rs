@@ -33,6 +33,7 @@ use lance_table::format::Fragment;
 use uuid::Uuid;
 
 use super::leaves;
+use super::node::with_no_children;
 use super::partition::{WorkUnit, spread};
 use crate::runtime::{Pruned, ReadView};
 use crate::store::masks::{RowSet, row_count};
@@ -249,11 +250,7 @@ impl ExecutionPlan for RolloutScanExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        if children.is_empty() {
-            Ok(self)
-        } else {
-            internal_err!("RolloutScanExec has no children")
-        }
+        with_no_children(self, &children)
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

@@ -24,6 +24,7 @@ use tracing::Instrument;
 
 use super::dml;
 use super::filter::{classify, for_storage, ids_asked_for};
+use super::insert_exec::{RolloutInsertExec, rows_at_hand};
 use super::scan::RolloutScanExec;
 use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
@@ -88,7 +89,11 @@ impl RolloutTableProvider {
 
     /// How the sink fills a column, if this is the value of one that is left out.
     pub(super) fn fill_of(&self, column: &str, value: &Expr) -> Option<&Fill> {
-        let left_out = self.defaults.get(column).is_some_and(|own| own == value);
+        let left_out = match (self.defaults.get(column)?, value) {
+            // Most columns of most statements: NULLs of lists take long to compare.
+            (Expr::Literal(own, _), Expr::Literal(value, _)) if own.is_null() => value.is_null(),
+            (own, value) => own == value,
+        };
         self.fills.get(column).filter(|_| left_out)
     }
 
@@ -176,11 +181,11 @@ impl TableProvider for RolloutTableProvider {
 
     async fn insert_into(
         &self,
-        _state: &dyn Session,
+        state: &dyn Session,
         input: Arc<dyn ExecutionPlan>,
         insert_op: InsertOp,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        self.insert(input, insert_op, None)
+        self.insert(state, input, insert_op, None)
     }
 
     async fn delete_from(
@@ -209,6 +214,7 @@ impl RolloutTableProvider {
     /// The plan that inserts rows of all columns, or of those a `filler` completes.
     pub(super) fn insert(
         &self,
+        state: &dyn Session,
         input: Arc<dyn ExecutionPlan>,
         insert_op: InsertOp,
         filler: Option<Filler>,
@@ -232,7 +238,13 @@ impl RolloutTableProvider {
             _ => Arc::new(CoalescePartitionsExec::new(input)) as Arc<dyn ExecutionPlan>,
         };
         let sink = RolloutSink::new(self.store().insert_path().clone(), filler, input.schema());
-        Ok(Arc::new(DataSinkExec::new(input, Arc::new(sink), None)))
+        let sink = Arc::new(sink);
+        // 4. A batch at hand needs no plan of its own; more rows than that come as a stream of batches.
+        let batch_size = state.config().batch_size();
+        match rows_at_hand(input.as_ref()).filter(|rows| rows.num_rows() <= batch_size) {
+            Some(rows) => Ok(Arc::new(RolloutInsertExec::new(rows, sink))),
+            None => Ok(Arc::new(DataSinkExec::new(input, sink, None))),
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 //! the settings — and the open stores, one per location. Dropping the last table of a location
 //! stops that store after a flush; [`RolloutRuntime::shutdown`] stops all of them and waits.
 
-mod cache;
 mod store;
 
 use std::collections::HashMap;
@@ -16,9 +15,6 @@ use lance_io::object_store::WrappingObjectStore;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-pub(crate) use cache::CacheFigures;
-use cache::SharedCache;
-pub use cache::build_session;
 pub use store::RolloutStore;
 pub(crate) use store::{Pruned, ReadView};
 
@@ -26,7 +22,8 @@ use crate::error::{Result, RolloutError};
 use crate::insert::UnflushedBudget;
 use crate::options::{AtVersion, RuntimeSettings, TableOptions};
 use crate::schema::TableSchema;
-use crate::store::{LanceTable, Location, OpenRequest, store_params};
+pub use crate::store::build_session;
+use crate::store::{LanceTable, Location, OpenRequest, SharedCache, store_params};
 
 /// Builds a [`RolloutRuntime`].
 #[derive(Debug, Default)]
@@ -253,7 +250,7 @@ impl RolloutRuntime {
         }
         let table = LanceTable::open_or_create(OpenRequest {
             location,
-            session: cache.session.clone(),
+            cache,
             params: store_params(options, self.inner.wrapper.clone()),
             local_fsync: settings.local_fsync,
             declared,
@@ -265,7 +262,6 @@ impl RolloutRuntime {
         .await?;
         Ok(RolloutStore::new(
             table,
-            cache,
             self.inner.budget.clone(),
             Arc::new(settings),
         ))

@@ -11,7 +11,6 @@ use datafusion::scalar::ScalarValue;
 use lance::session::Session;
 use uuid::Uuid;
 
-use super::cache::SharedCache;
 use crate::error::Result;
 use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskStatus};
 use crate::insert::{InsertPath, MemtableView, UnflushedBudget};
@@ -19,22 +18,30 @@ use crate::metrics::Operation;
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align, parse_type};
 use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
-use crate::store::{BaseVersion, LanceTable, LeaseKeeper, Location, Snapshot, SnapshotCache};
+use crate::store::{
+    BaseVersion, LanceTable, LeaseKeeper, Location, SharedCache, Snapshot, SnapshotCache,
+};
 
 /// Ids up to which sources are looked through for them before planning.
 const MAX_PRUNING_IDS: usize = 64;
 
 /// An open rollouts table. All tables registered on one location in a process share one.
-#[derive(Debug)]
 pub struct RolloutStore {
     table: Arc<LanceTable>,
     insert: Arc<InsertPath>,
     maintenance: Arc<Maintenance>,
     leases: Arc<LeaseKeeper>,
     snapshots: Arc<SnapshotCache>,
-    cache: SharedCache,
     keys: KeyCache,
     budget: Arc<UnflushedBudget>,
+}
+
+impl std::fmt::Debug for RolloutStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RolloutStore")
+            .field("location", self.location())
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a query reads: a snapshot, the unflushed rows if asked for, and which of all these count.
@@ -58,7 +65,6 @@ pub(crate) struct Pruned {
 impl RolloutStore {
     pub(super) fn new(
         table: LanceTable,
-        cache: SharedCache,
         budget: Arc<UnflushedBudget>,
         settings: Arc<RuntimeSettings>,
     ) -> Arc<Self> {
@@ -71,7 +77,7 @@ impl RolloutStore {
         let insert = InsertPath::new(table.clone(), leases.clone(), budget.clone(), &settings);
         budget.watch(Arc::downgrade(&insert));
         let snapshots = Arc::new(SnapshotCache::default());
-        let keys = KeyCache::new(&cache.keys, table.location().uri());
+        let keys = KeyCache::new(table.cache(), table.location().uri());
         let maintenance = Maintenance::new(
             table.clone(),
             insert.clone(),
@@ -88,7 +94,6 @@ impl RolloutStore {
             maintenance,
             leases,
             snapshots,
-            cache,
             keys,
             budget,
         })
@@ -141,7 +146,11 @@ impl RolloutStore {
         let mut from = 0;
         while from < checked.num_rows() {
             let rows = crate::insert::MAX_PUT_ROWS.min(checked.num_rows() - from);
-            answers.push(self.insert.append(checked.slice(from, rows)));
+            let part = match rows == checked.num_rows() {
+                true => checked.clone(),
+                false => checked.slice(from, rows),
+            };
+            answers.push(self.insert.append(part));
             from += rows;
         }
         futures::future::try_join_all(answers).await?;
@@ -199,7 +208,7 @@ impl RolloutStore {
 
     /// The cache this store uses.
     pub(crate) fn cache(&self) -> &SharedCache {
-        &self.cache
+        self.table.cache()
     }
 
     /// The base's versions, oldest first.

@@ -107,7 +107,7 @@ fn refuse_foreign_folder(path: &std::path::Path) -> Result<()> {
 async fn refuse_remains(request: &OpenRequest) -> Result<()> {
     let location = &request.location;
     let context = || RolloutError::storage(format!("looking for a log at {location}"));
-    let registry = request.session.store_registry();
+    let registry = request.cache.session.store_registry();
     let opened = ObjectStore::from_uri_and_params(registry, location.uri(), &request.params);
     let (store, path) = opened.await.map_err(context())?;
     let log = path.join("_mem_wal");
@@ -136,7 +136,7 @@ async fn commit_new(request: &OpenRequest, stored: SchemaRef) -> lance::Result<D
 async fn prepare_new(request: &OpenRequest, stored: SchemaRef) -> lance::Result<Transaction> {
     let params = WriteParams {
         mode: WriteMode::Create,
-        session: Some(request.session.clone()),
+        session: Some(request.cache.session.clone()),
         store_params: Some(request.params.clone()),
         ..Default::default()
     };
@@ -153,7 +153,7 @@ async fn commit(request: &OpenRequest, transaction: Transaction) -> lance::Resul
     let uri = request.location.uri();
     CommitBuilder::new(uri)
         .with_commit_handler(whole_history(uri, &request.params).await?)
-        .with_session(request.session.clone())
+        .with_session(request.cache.session.clone())
         .with_store_params(request.params.clone())
         .with_storage_format(defaults.data_storage_version.unwrap_or_default())
         .enable_v2_manifest_paths(defaults.enable_v2_manifest_paths)
@@ -165,13 +165,14 @@ async fn commit(request: &OpenRequest, transaction: Transaction) -> lance::Resul
 
 #[cfg(test)]
 mod tests {
+    use super::super::cache::SharedCache;
     use super::super::location::Location;
     use super::*;
 
     fn request(folder: &std::path::Path) -> OpenRequest {
         OpenRequest {
             location: Location::parse(&folder.display().to_string()).expect("a place"),
-            session: crate::build_session(32 << 20, 32 << 20),
+            cache: SharedCache::with_total(64 << 20),
             params: Default::default(),
             local_fsync: false,
             declared: None,
@@ -186,7 +187,7 @@ mod tests {
     async fn a_table_is_not_made_inside_another() {
         let folder = tempfile::tempdir().expect("folder");
         let outer = request(folder.path());
-        crate::store::object_store::install_local_store(&outer.session, false);
+        crate::store::object_store::install_local_store(&outer.cache.session, false);
         create(&outer).await.expect("creates");
         let within = folder.path().join("data/more");
         let refused = create(&request(&within)).await.expect_err("inside");
@@ -199,8 +200,8 @@ mod tests {
     async fn a_table_made_meanwhile_is_not_overwritten() {
         let folder = tempfile::tempdir().expect("folder");
         let (first, second) = (request(folder.path()), request(folder.path()));
-        crate::store::object_store::install_local_store(&first.session, false);
-        crate::store::object_store::install_local_store(&second.session, false);
+        crate::store::object_store::install_local_store(&first.cache.session, false);
+        crate::store::object_store::install_local_store(&second.cache.session, false);
         let stored = TableSchema::rollouts().stored().clone();
         let late = prepare_new(&second, stored).await.expect("prepares");
         let made = create(&first).await.expect("creates");

@@ -1,5 +1,6 @@
 //! What is on storage: the table, its leases, snapshots of it, and which row wins in them.
 
+mod cache;
 mod clock;
 mod columns;
 mod commits;
@@ -20,6 +21,8 @@ use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::TimestampMicrosecondType;
 
+pub use cache::build_session;
+pub(crate) use cache::{CacheFigures, SharedCache};
 pub(crate) use clock::StampClock;
 pub(crate) use columns::add_column;
 pub(crate) use lease::{Adopted, LeaseKeeper, MAX_LANES, shard_of_slot};

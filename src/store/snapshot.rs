@@ -49,11 +49,13 @@ pub(crate) struct Generation {
     pub(crate) dataset: Arc<Dataset>,
     /// What is read of it, see [`LanceTable::generation_fragments`].
     pub(crate) fragments: Vec<Fragment>,
+    /// Its keys and matches: cached, as all else that is known of it, while somebody holds this.
+    pub(super) keys: KeyCache,
 }
 
 impl Generation {
-    /// The generation's name in the caches: its folder is written once and never again.
-    pub(crate) fn cache_key(&self) -> String {
+    /// Its name: its folder is written once and never again.
+    pub(crate) fn name(&self) -> String {
         format!("{}/{}", self.shard, self.folder)
     }
 }
@@ -193,14 +195,16 @@ impl Building {
                 if let Some(known) = open.get(&format!("{shard}/{folder}")) {
                     return Ok(known.clone());
                 }
-                let dataset = Arc::new(table.open_generation(shard, &folder).await?);
+                let cache = table.cache().for_passing();
+                let dataset = table.open_generation(&cache, shard, &folder).await?;
                 Ok::<_, crate::RolloutError>(Arc::new(Generation {
                     shard,
                     number,
                     folder,
                     bytes,
                     fragments: table.generation_fragments(&dataset),
-                    dataset,
+                    dataset: Arc::new(dataset),
+                    keys: KeyCache::new(&cache, table.location().uri()),
                 }))
             })
             .buffered(CONCURRENCY)
@@ -208,7 +212,7 @@ impl Building {
             .await?;
         self.open = generations
             .iter()
-            .map(|generation| (generation.cache_key(), generation.clone()))
+            .map(|generation| (generation.name(), generation.clone()))
             .collect();
         Ok(Snapshot::new(base, generations, flushed_below))
     }

@@ -24,6 +24,7 @@ use object_store::path::Path;
 use parking_lot::RwLock;
 use uuid::Uuid;
 
+use super::cache::SharedCache;
 use super::clock::StampClock;
 use super::commits::whole_history;
 use super::create::create;
@@ -48,10 +49,9 @@ const SET_UP_PAUSE: Duration = Duration::from_millis(50);
 const MANIFEST_SCAN_BATCH: usize = 2;
 
 /// How a table is opened.
-#[derive(Debug)]
 pub(crate) struct OpenRequest {
     pub(crate) location: Location,
-    pub(crate) session: Arc<Session>,
+    pub(crate) cache: SharedCache,
     pub(crate) params: ObjectStoreParams,
     pub(crate) local_fsync: bool,
     /// The schema of a CREATE statement with columns; none takes what is stored, or the rollout
@@ -65,10 +65,9 @@ pub(crate) struct OpenRequest {
 }
 
 /// An open table.
-#[derive(Debug)]
 pub(crate) struct LanceTable {
     location: Location,
-    session: Arc<Session>,
+    cache: SharedCache,
     params: ObjectStoreParams,
     object_store: Arc<ObjectStore>,
     base_path: Path,
@@ -80,6 +79,15 @@ pub(crate) struct LanceTable {
     /// The version it was opened at, which it stays at.
     pinned: Option<u64>,
     pub(super) presence: Presence,
+}
+
+impl std::fmt::Debug for LanceTable {
+    /// Where it is: its store parameters may hold secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LanceTable")
+            .field("location", &self.location)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The memtable limits every writer of the table keeps.
@@ -114,7 +122,7 @@ impl LanceTable {
     /// store without put-if-absent; storage that cannot be reached.
     pub(crate) async fn open_or_create(request: OpenRequest) -> Result<Self> {
         if request.location.is_local() {
-            install_local_store(&request.session, request.local_fsync);
+            install_local_store(&request.cache.session, request.local_fsync);
         }
         let mut base = match load(&request).await {
             Ok(base) => base,
@@ -153,7 +161,7 @@ impl LanceTable {
         }
         Ok(Self {
             location: request.location,
-            session: request.session,
+            cache: request.cache,
             params: request.params,
             object_store,
             base_path,
@@ -172,7 +180,11 @@ impl LanceTable {
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
+        &self.cache.session
+    }
+
+    pub(crate) fn cache(&self) -> &SharedCache {
+        &self.cache
     }
 
     pub(crate) fn schema(&self) -> Arc<TableSchema> {
@@ -388,14 +400,19 @@ impl LanceTable {
         None
     }
 
-    /// Opens a flushed generation.
+    /// Opens a flushed generation, which is cached in `cache`.
     ///
     /// # Errors
     /// The generation cannot be read, naming it.
-    pub(crate) async fn open_generation(&self, shard: Uuid, folder: &str) -> Result<Dataset> {
+    pub(crate) async fn open_generation(
+        &self,
+        cache: &SharedCache,
+        shard: Uuid,
+        folder: &str,
+    ) -> Result<Dataset> {
         let uri = format!("{}/_mem_wal/{shard}/{folder}", self.location.uri());
         DatasetBuilder::from_uri(&uri)
-            .with_session(self.session.clone())
+            .with_session(cache.session.clone())
             .with_store_params(self.params.clone())
             .load()
             .boxed()
@@ -419,7 +436,7 @@ impl LanceTable {
     pub(crate) fn write_params(&self, mode: WriteMode) -> WriteParams {
         WriteParams {
             mode,
-            session: Some(self.session.clone()),
+            session: Some(self.session().clone()),
             store_params: Some(self.params.clone()),
             skip_auto_cleanup: true,
             ..Default::default()
@@ -445,7 +462,7 @@ pub(super) async fn load(request: &OpenRequest) -> lance::Result<Dataset> {
     let uri = request.location.uri();
     DatasetBuilder::from_uri(uri)
         .with_commit_handler(whole_history(uri, &request.params).await?)
-        .with_session(request.session.clone())
+        .with_session(request.cache.session.clone())
         .with_store_params(request.params.clone())
         .load()
         .boxed()

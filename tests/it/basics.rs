@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use datafusion::common::ParamValues;
 use datafusion::datasource::MemTable;
+use datafusion::physical_plan::displayable;
+use datafusion::scalar::ScalarValue;
 
 use crate::common::{Process, quiet};
 
@@ -205,4 +208,59 @@ async fn an_empty_batch_between_two_full_ones_is_no_end() {
         .await;
     process.flush().await;
     assert_eq!(process.count().await, 3);
+}
+
+/// Values a program binds have the types it has, and are cast into the columns.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_planned_once_takes_values_again_and_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    let state = process.ctx.state();
+    let planned = state
+        .create_logical_plan(
+            "INSERT INTO rollouts (id, role, policy_step, reward) VALUES ($1, $2, $3, $4)",
+        )
+        .await
+        .expect("plans");
+    let optimized = state.optimize(&planned).expect("optimizes");
+    let bind = |plan: &datafusion::logical_expr::LogicalPlan, id: String, reward: &str| {
+        let values = ParamValues::from(vec![
+            ScalarValue::from(id),
+            ScalarValue::from("user"),
+            ScalarValue::from(7_u8),
+            ScalarValue::from(reward),
+        ]);
+        plan.clone().with_param_values(values).expect("binds")
+    };
+    for (name, plan) in [("planned", &planned), ("optimized", &optimized)] {
+        for i in 0..2 {
+            let bound = bind(plan, format!("{name}-{i}"), "0.5");
+            let frame = process.ctx.execute_logical_plan(bound).await;
+            let physical = frame.expect("runs").create_physical_plan().await;
+            let physical = physical.expect("plans");
+            let shown = displayable(physical.as_ref()).one_line().to_string();
+            assert!(shown.starts_with("RolloutInsertExec: rows=1"), "{shown}");
+            let counts = datafusion::physical_plan::collect(physical, process.ctx.task_ctx());
+            counts.await.expect("inserts");
+        }
+        let bound = bind(plan, "bad".to_string(), "much");
+        let frame = process.ctx.execute_logical_plan(bound).await;
+        let refused = frame.expect("runs").collect().await;
+        let refused = refused.expect_err("no number").to_string();
+        assert!(
+            refused.contains("column 'reward' takes Float32"),
+            "{refused}"
+        );
+    }
+    process.flush().await;
+    let rows = "SELECT id, rollout_id, role, policy_step, reward FROM rollouts ORDER BY id";
+    assert_eq!(
+        process.rows(rows).await,
+        [
+            "optimized-0|optimized-0|user|7|0.5",
+            "optimized-1|optimized-1|user|7|0.5",
+            "planned-0|planned-0|user|7|0.5",
+            "planned-1|planned-1|user|7|0.5"
+        ]
+    );
 }

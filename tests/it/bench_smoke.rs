@@ -116,14 +116,17 @@ async fn smoke_bulk() {
 #[tokio::test(flavor = "multi_thread")]
 async fn smoke_memory() {
     let options = memory::Options::smoke();
-    let mut figures = memory::run(options.clone(), memory::Sharing::Shared).await;
-    figures.extend(memory::run(options, memory::Sharing::PerStore).await);
+    let mut figures = Vec::new();
+    for part in memory::Part::ALL {
+        figures.extend(memory::run(options.clone(), part).await);
+    }
     check(
         &figures,
         &[
             "rss_kb_per_append",
             "cached_kb_per_append",
             "rss_plateau_mib",
+            "rewriting_rss_kb_per_append",
             "per_store_session_rss_kb_per_append",
         ],
     );

@@ -110,3 +110,48 @@ async fn tiny_caches_change_nothing_but_speed() {
         );
     }
 }
+
+/// What is cached does not follow the number of flushes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_cached_of_a_generation_goes_when_it_is_merged() {
+    const GENERATIONS: usize = 8;
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    let entries = "SELECT CAST(sum(entries) AS BIGINT) FROM rollout_cache() WHERE kind = 'index'";
+    let mut seen = Vec::new();
+    for round in 0..6 {
+        for i in 0..GENERATIONS {
+            process.insert(&format!("r{round}-{i}"), 1.0).await;
+            process.flush().await;
+        }
+        process.sql("SELECT * FROM rollouts").await;
+        let before = process.number(entries).await;
+        process.merge().await;
+        process.sql("SELECT * FROM rollouts").await;
+        seen.push((before, process.number(entries).await));
+    }
+    println!("{seen:?} entries");
+    let (_, first) = seen[0];
+    for (merges, (before, after)) in seen.into_iter().enumerate() {
+        assert!(before > after, "{before} before merging, {after} after");
+        // A filter of each new fragment and what is known of each new version of the base.
+        let base = 3 * merges as i64;
+        assert!(after <= first + base, "{after} after {first}");
+    }
+}
+
+/// A memtable's keys take one place, however often it is read between inserts.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cached_of_a_memtable_is_replaced() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    let entries = "SELECT CAST(sum(entries) AS BIGINT) FROM rollout_cache() WHERE kind = 'index'";
+    process.sql("SET rollout.freshness = 'latest'").await;
+    let mut seen = Vec::new();
+    for i in 0..10 {
+        process.insert(&format!("r{i}"), 1.0).await;
+        assert_eq!(process.count().await, i + 1);
+        seen.push(process.number(entries).await);
+    }
+    assert_eq!(seen[1], seen[9], "{seen:?}");
+}

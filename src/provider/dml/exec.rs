@@ -2,21 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch, UInt64Array};
-use arrow_schema::{DataType, Field, Schema};
-use datafusion::common::internal_err;
-use datafusion::error::{DataFusionError, Result as DataFusionResult};
+use datafusion::error::Result as DataFusionResult;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
-};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 
+use super::super::node::{count_stream, one_count, with_no_children};
 use super::{Change, run};
-use crate::error::RolloutError;
 use crate::runtime::RolloutStore;
 
 /// Carries a statement out.
@@ -24,23 +16,14 @@ use crate::runtime::RolloutStore;
 pub(super) struct RolloutDmlExec {
     store: Arc<RolloutStore>,
     change: Arc<dyn Change>,
-    properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
 
 impl RolloutDmlExec {
     pub(super) fn new(store: Arc<RolloutStore>, change: Arc<dyn Change>) -> Self {
-        let count = Field::new("count", DataType::UInt64, false);
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(Arc::new(Schema::new(vec![count]))),
-            Partitioning::UnknownPartitioning(1),
-            EmissionType::Final,
-            Boundedness::Bounded,
-        );
         Self {
             store,
             change,
-            properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
         }
     }
@@ -71,7 +54,7 @@ impl ExecutionPlan for RolloutDmlExec {
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
+        one_count()
     }
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
@@ -82,11 +65,7 @@ impl ExecutionPlan for RolloutDmlExec {
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-        if children.is_empty() {
-            Ok(self)
-        } else {
-            internal_err!("RolloutDmlExec has no children")
-        }
+        with_no_children(self, &children)
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -98,25 +77,13 @@ impl ExecutionPlan for RolloutDmlExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> DataFusionResult<SendableRecordBatchStream> {
-        if partition != 0 {
-            return internal_err!("RolloutDmlExec has 1 partition, not {partition}");
-        }
-        let schema = self.properties.eq_properties.schema().clone();
         let (store, change) = (self.store.clone(), self.change.clone());
         let concerned = MetricBuilder::new(&self.metrics).counter("rows_concerned", partition);
-        let columns = schema.clone();
-        let answer = async move {
+        count_stream(partition, async move {
             let batch_size = context.session_config().batch_size();
             let rows = run(change.as_ref(), &store, batch_size).await?;
             concerned.add(rows as usize);
-            let count = Arc::new(UInt64Array::from(vec![rows]));
-            Ok(RecordBatch::try_new(columns, vec![count])?)
-        };
-        let answer = futures::stream::once(async move {
-            answer
-                .await
-                .map_err(|error: RolloutError| DataFusionError::from(error))
-        });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, answer)))
+            Ok(rows)
+        })
     }
 }

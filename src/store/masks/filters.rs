@@ -216,10 +216,9 @@ mod tests {
     use std::collections::HashMap;
     use std::time::Duration;
 
-    use lance_core::cache::LanceCache;
-
     use super::super::{KeySource, Masks, row_count};
     use super::*;
+    use crate::store::SharedCache;
     use crate::testing::Process;
 
     /// A filter made from a newer version of the base serves whoever still reads an older one.
@@ -235,7 +234,7 @@ mod tests {
         let older = table.base();
         let stored = folder.path().join(ROLLOUTS_DIR).join("id_filters");
         std::fs::remove_dir_all(&stored).expect("the filter merging made");
-        let fresh = KeyCache::new(&LanceCache::with_capacity(1 << 20), "table");
+        let fresh = KeyCache::new(&SharedCache::with_total(1 << 20), "table");
 
         process.insert("x").await;
         process.store.flush().await.expect("flushes");

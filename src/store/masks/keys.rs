@@ -20,7 +20,7 @@ use super::probe::BaseMatches;
 use super::{KeySource, SourceRows};
 use crate::error::Result;
 use crate::schema::TableSchema;
-use crate::store::{Generation, LanceTable};
+use crate::store::{Generation, LanceTable, SharedCache};
 
 /// Generations read side by side.
 const CONCURRENCY: usize = 8;
@@ -198,16 +198,44 @@ pub(crate) struct KeyCache {
 }
 
 impl KeyCache {
-    /// A view of `cache` for the table at `uri`.
-    pub(crate) fn new(cache: &LanceCache, uri: &str) -> Self {
+    /// The part of `cache` for the table at `uri`.
+    pub(crate) fn new(cache: &SharedCache, uri: &str) -> Self {
         Self {
-            cache: cache.with_key_prefix(uri),
+            cache: cache.keys().with_key_prefix(uri),
         }
     }
 
+    /// Where a source's keys and matches are: those of a generation pass with it.
+    fn of<'a>(&'a self, source: &'a KeySource) -> &'a LanceCache {
+        match &source.rows {
+            SourceRows::Generation(generation) => &generation.keys.cache,
+            SourceRows::Memtable(_) => &self.cache,
+        }
+    }
+
+    async fn known<T>(&self, source: &KeySource) -> Option<Arc<T>>
+    where
+        Named<T>: Cached + DeepSizeOf,
+        T: Send + Sync,
+    {
+        let key = TextKey::<Named<T>>::new(&source.slot);
+        let known = self.of(source).get_with_key(&key).await?;
+        (known.name == source.name).then(|| known.value.clone())
+    }
+
+    async fn put<T>(&self, source: &KeySource, value: Arc<T>)
+    where
+        Named<T>: Cached + DeepSizeOf,
+        T: Send + Sync,
+    {
+        let key = TextKey::<Named<T>>::new(&source.slot);
+        let name = source.name.clone();
+        let named = Arc::new(Named { name, value });
+        self.of(source).insert_with_key(&key, named).await;
+    }
+
     async fn keys(&self, table: &LanceTable, source: &KeySource) -> Result<Arc<KeyTable>> {
-        let key = TextKey::<KeyTable>::new(&source.cache_key);
-        if let Some(keys) = self.cache.get_with_key(&key).await {
+        if let Some(keys) = self.known(source).await {
             return Ok(keys);
         }
         let schema = table.schema();
@@ -219,20 +247,16 @@ impl KeyCache {
             table.clock().observe(highest);
         }
         let keys = Arc::new(keys);
-        self.cache.insert_with_key(&key, keys.clone()).await;
+        self.put(source, keys.clone()).await;
         Ok(keys)
     }
 
-    pub(super) async fn matches(&self, key: &str) -> Option<Arc<BaseMatches>> {
-        self.cache
-            .get_with_key(&TextKey::<BaseMatches>::new(key))
-            .await
+    pub(super) async fn matches(&self, source: &KeySource) -> Option<Arc<BaseMatches>> {
+        self.known(source).await
     }
 
-    pub(super) async fn put_matches(&self, key: &str, matches: Arc<BaseMatches>) {
-        self.cache
-            .insert_with_key(&TextKey::<BaseMatches>::new(key), matches)
-            .await;
+    pub(super) async fn put_matches(&self, source: &KeySource, matches: Arc<BaseMatches>) {
+        self.put(source, matches).await;
     }
 
     pub(super) async fn filter(&self, key: &str) -> Option<Arc<IdFilter>> {
@@ -245,6 +269,18 @@ impl KeyCache {
         self.cache
             .insert_with_key(&TextKey::<IdFilter>::new(key), filter)
             .await;
+    }
+}
+
+/// What is known of a source of this name.
+struct Named<T> {
+    name: String,
+    value: Arc<T>,
+}
+
+impl<T: DeepSizeOf> DeepSizeOf for Named<T> {
+    fn deep_size_of_children(&self, context: &mut Context) -> usize {
+        self.name.len() + self.value.deep_size_of_children(context)
     }
 }
 
@@ -268,11 +304,11 @@ trait Cached: 'static {
     const KIND: &'static str;
 }
 
-impl Cached for KeyTable {
+impl Cached for Named<KeyTable> {
     const KIND: &'static str = "RolloutKeyTable";
 }
 
-impl Cached for BaseMatches {
+impl Cached for Named<BaseMatches> {
     const KIND: &'static str = "RolloutBaseMatches";
 }
 

@@ -49,8 +49,10 @@ pub(crate) fn row_count(rows: &RowSet) -> u64 {
 pub(crate) struct KeySource {
     /// The shard it was written through.
     pub(crate) shard: Uuid,
-    /// Its name in the caches: the same name always stands for the same rows.
-    pub(crate) cache_key: String,
+    /// Its place in the caches.
+    slot: String,
+    /// What it is called there: the same name always stands for the same rows.
+    name: String,
     /// Its rows.
     pub(crate) rows: SourceRows,
 }
@@ -69,7 +71,8 @@ impl KeySource {
     pub(crate) fn generation(generation: &Arc<Generation>) -> Self {
         Self {
             shard: generation.shard,
-            cache_key: generation.cache_key(),
+            slot: generation.name(),
+            name: generation.name(),
             rows: SourceRows::Generation(generation.clone()),
         }
     }
@@ -84,7 +87,9 @@ impl KeySource {
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         Self {
             shard,
-            cache_key: format!("{shard}/memtable-{epoch}-{number}-{rows}"),
+            // One place for whatever the memtable holds: with every row it is another.
+            slot: format!("{shard}/memtable"),
+            name: format!("{epoch}-{number}-{rows}"),
             rows: SourceRows::Memtable(batches),
         }
     }

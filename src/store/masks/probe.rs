@@ -74,19 +74,13 @@ impl BaseMatches {
     }
 }
 
-/// What an entry takes beside its value: the key and the cache's own record of it, which the cache does
-/// not count.
-const ENTRY_BYTES: usize = 512;
-
 impl DeepSizeOf for BaseMatches {
     fn deep_size_of_children(&self, _context: &mut Context) -> usize {
         let probed = self.fragments.values();
         let of_one = |probed: &Probed| {
             probed.name.len() + probed.matches.capacity() * size_of::<BaseMatch>()
         };
-        ENTRY_BYTES
-            + self.fragments.capacity() * size_of::<(u64, Probed)>()
-            + probed.map(of_one).sum::<usize>()
+        self.fragments.capacity() * size_of::<(u64, Probed)>() + probed.map(of_one).sum::<usize>()
     }
 }
 
@@ -104,7 +98,7 @@ pub(super) async fn base_matches(
     let mut found: Vec<Vec<BaseMatch>> = vec![Vec::new(); sources.len()];
     let mut known = Vec::with_capacity(sources.len());
     for source in sources {
-        let earlier = cache.matches(&source.cache_key).await;
+        let earlier = cache.matches(source).await;
         known.push(earlier.unwrap_or_default());
     }
     let mut unprobed: Vec<(Fragment, Vec<usize>)> = Vec::new();
@@ -156,8 +150,7 @@ pub(super) async fn base_matches(
     }
     for (i, mut matches) in learned {
         matches.forget_gone(base);
-        let matches = Arc::new(matches);
-        cache.put_matches(&sources[i].cache_key, matches).await;
+        cache.put_matches(&sources[i], Arc::new(matches)).await;
     }
     Ok(found)
 }

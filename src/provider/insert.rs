@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_schema::{Field, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::default_table_source::DefaultTableSource;
 use datafusion::catalog::{Session, TableProvider};
@@ -130,9 +130,9 @@ struct Given {
 impl Given {
     fn plan(self, source: &Arc<LogicalPlan>) -> DataFusionResult<LogicalPlan> {
         if let LogicalPlan::Values(values) = source.as_ref()
-            && let Some(positions) = self.positions_in(values)?
+            && let Some(origins) = self.origins_in(values)?
         {
-            return self.values(values, &positions);
+            return self.values(values, &origins);
         }
         let columns = self.columns.iter();
         let exprs = columns.map(|(field, value)| {
@@ -154,27 +154,34 @@ impl Given {
         Projection::try_new(exprs, source).map(LogicalPlan::Projection)
     }
 
-    /// Which column of VALUES each is, if all are, unchanged.
-    fn positions_in(&self, values: &Values) -> DataFusionResult<Option<Vec<usize>>> {
-        let mut positions = Vec::with_capacity(self.columns.len());
+    /// Where in VALUES each comes from, unchanged, or which default is the same for all rows.
+    fn origins_in(&self, values: &Values) -> DataFusionResult<Option<Vec<Origin<'_>>>> {
+        let mut origins = Vec::with_capacity(self.columns.len());
         for (_, value) in &self.columns {
-            let Expr::Column(column) = value else {
-                return Ok(None);
-            };
-            positions.push(values.schema.index_of_column(column)?);
+            origins.push(match value {
+                Expr::Column(column) => Origin::Position(values.schema.index_of_column(column)?),
+                default if default.column_refs().is_empty() => Origin::Default(default),
+                _ => return Ok(None),
+            });
         }
-        Ok(Some(positions))
+        Ok(Some(origins))
     }
 
-    fn values(&self, values: &Values, positions: &[usize]) -> DataFusionResult<LogicalPlan> {
+    fn values(&self, values: &Values, origins: &[Origin<'_>]) -> DataFusionResult<LogicalPlan> {
         let mut rows = Vec::with_capacity(values.values.len());
         for row in &values.values {
-            let columns = self.columns.iter().zip(positions);
-            let row =
-                columns.map(|((field, _), position)| self.value(field, row[*position].clone()));
+            let columns = self.columns.iter().zip(origins);
+            let row = columns.map(|((field, _), origin)| {
+                let value = match origin {
+                    Origin::Position(position) => &row[*position],
+                    Origin::Default(default) => default,
+                };
+                self.value(field, value.clone())
+            });
             rows.push(row.collect::<DataFusionResult<Vec<_>>>()?);
         }
-        let schema = nullable(self.columns.iter().map(|(field, _)| field));
+        let fields: Vec<_> = self.columns.iter().map(|(field, _)| plain(field)).collect();
+        let schema = nullable(fields.iter());
         if let Some(batch) = literals(&schema, &rows)? {
             let table = MemTable::try_new(batch.schema(), vec![vec![batch]])?;
             let source = provider_as_source(Arc::new(table));
@@ -199,19 +206,51 @@ impl Given {
         }
     }
 
+    /// A value of VALUES in the type it has there, see [`plain`].
+    fn cast_plain(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
+        let value = match value {
+            // DataFusion's own cast: what it casts is cast instead.
+            Expr::Cast(cast)
+                if cast.field.data_type() == field.data_type() && !has_parameter(&cast.expr)? =>
+            {
+                *cast.expr
+            }
+            other if has_parameter(&other)? => return Ok(other),
+            other => other,
+        };
+        Ok(cast_into(value, &plain(field), self.is_key(field))?)
+    }
+
     /// A value of VALUES. One that is computed may take another type when types are made to agree, and
     /// a parameter's value has the type it came with.
     fn value(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
         match value {
-            Expr::Literal(ref literal, _) if literal.data_type() == *field.data_type() => Ok(value),
-            Expr::Cast(_) => self.cast(field, value),
-            other if has_parameter(&other)? => Ok(other),
-            other => Ok(cast_into(other, field, self.is_key(field))?),
+            Expr::Literal(ref literal, _) if literal.data_type() == *plain(field).data_type() => {
+                Ok(value)
+            }
+            other => self.cast_plain(field, other),
         }
     }
 
     fn is_key(&self, field: &Field) -> bool {
         field.name() == &self.key
+    }
+}
+
+/// Where a column of an INSERT with VALUES comes from.
+enum Origin<'a> {
+    /// A column of VALUES.
+    Position(usize),
+    /// The default of a column that is left out.
+    Default(&'a Expr),
+}
+
+/// A column as VALUES have it: without its dictionary, which DataFusion would make of all the rows' values,
+/// with their repeats, and which the sink makes.
+fn plain(field: &Field) -> Field {
+    match field.data_type() {
+        DataType::Dictionary(_, value) => field.clone().with_data_type(value.as_ref().clone()),
+        _ => field.clone(),
     }
 }
 

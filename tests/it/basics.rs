@@ -264,3 +264,32 @@ async fn a_statement_planned_once_takes_values_again_and_again() {
         ]
     );
 }
+
+/// A dictionary takes few different values, however many rows have them.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_rows_of_values_share_a_dictionary() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::open(folder.path(), quiet()).await;
+    let insert = |name: &str, role: &dyn Fn(usize) -> String| {
+        let rows: Vec<_> = (0..300)
+            .map(|i| format!("('{name}{i}', {})", role(i)))
+            .collect();
+        format!("INSERT INTO rollouts (id, role) VALUES {}", rows.join(", "))
+    };
+    for (name, role) in [
+        ("plain", "'user'"),
+        ("computed", "concat('us', 'er')"),
+        ("cast", "CAST('user' AS VARCHAR)"),
+    ] {
+        let inserted = process.number(&insert(name, &|_| role.to_string())).await;
+        assert_eq!(inserted, 300, "{name}");
+    }
+    let refused = process
+        .try_sql(&insert("many", &|i| format!("'r{i}'")))
+        .await;
+    let refused = refused.expect_err("300 roles").to_string();
+    assert!(refused.contains("'role'"), "{refused}");
+    process.flush().await;
+    let users = "SELECT count(*) FROM rollouts WHERE role = 'user'";
+    assert_eq!(process.number(users).await, 900);
+}

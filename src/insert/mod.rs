@@ -35,7 +35,7 @@ pub(crate) use budget::UnflushedBudget;
 use lane::Lane;
 pub(crate) use lane::{flush_writer, open_shard};
 use queue::Queue;
-pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
+pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt, part};
 pub(crate) use sink::{RolloutSink, reservation};
 
 use crate::error::{Result, RolloutError};

@@ -21,7 +21,7 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
 use futures::StreamExt;
 use tokio::sync::oneshot;
 
-use super::queue::row_bytes;
+use super::queue::{part, row_bytes};
 use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 use crate::error::{Result, RolloutError};
 use crate::schema::{Filler, Markers, TableSchema, check_and_align, nullable};
@@ -160,10 +160,7 @@ impl<'a> Statement<'a> {
         while from < batch.num_rows() {
             let room = MAX_PUT_ROWS - self.held_rows;
             let rows = room.min(batch.num_rows() - from);
-            let slice = match rows == batch.num_rows() {
-                true => batch.clone(),
-                false => batch.slice(from, rows),
-            };
+            let slice = part(&batch, from, rows);
             from += rows;
             let bytes = row_bytes(&slice);
             if self.held_bytes + bytes > MAX_PUT_BYTES && !self.held.is_empty() {

@@ -136,9 +136,11 @@ impl Given {
         }
         let columns = self.columns.iter();
         let exprs = columns.map(|(field, value)| {
-            Ok(self
-                .cast(field, value.clone())?
-                .alias(field.name().as_str()))
+            let value = match value {
+                Expr::Cast(_) => self.cast(field, field, value.clone())?,
+                other => other.clone(),
+            };
+            Ok(value.alias(field.name().as_str()))
         });
         let exprs = exprs.collect::<DataFusionResult<Vec<_>>>()?;
         let source = match source.as_ref() {
@@ -168,19 +170,24 @@ impl Given {
     }
 
     fn values(&self, values: &Values, origins: &[Origin<'_>]) -> DataFusionResult<LogicalPlan> {
+        let fields: Vec<_> = self.columns.iter().map(|(field, _)| plain(field)).collect();
         let mut rows = Vec::with_capacity(values.values.len());
         for row in &values.values {
-            let columns = self.columns.iter().zip(origins);
-            let row = columns.map(|((field, _), origin)| {
+            let columns = self.columns.iter().zip(&fields).zip(origins);
+            let row = columns.map(|(((column, _), to), origin)| {
                 let value = match origin {
                     Origin::Position(position) => &row[*position],
                     Origin::Default(default) => default,
                 };
-                self.value(field, value.clone())
+                match value {
+                    Expr::Literal(literal, _) if literal.data_type() == *to.data_type() => {
+                        Ok(value.clone())
+                    }
+                    other => self.cast(column, to, other.clone()),
+                }
             });
             rows.push(row.collect::<DataFusionResult<Vec<_>>>()?);
         }
-        let fields: Vec<_> = self.columns.iter().map(|(field, _)| plain(field)).collect();
         let schema = nullable(fields.iter());
         if let Some(batch) = literals(&schema, &rows)? {
             let table = MemTable::try_new(batch.schema(), vec![vec![batch]])?;
@@ -193,47 +200,19 @@ impl Given {
         }))
     }
 
-    /// A cast of DataFusion's becomes ours.
-    fn cast(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
-        match value {
-            // A parameter takes its type from the cast around it.
-            Expr::Cast(cast)
-                if cast.field.data_type() == field.data_type() && !has_parameter(&cast.expr)? =>
-            {
-                Ok(cast_into(*cast.expr, field, self.is_key(field))?)
-            }
-            other => Ok(other),
+    /// The cast of a value into a column, which is `to` where the rows are; DataFusion's own cast becomes
+    /// ours. Also for a value of the column's type: one that is computed may take another when types are
+    /// made to agree.
+    fn cast(&self, column: &Field, to: &Field, value: Expr) -> DataFusionResult<Expr> {
+        // A parameter takes its type from the cast around it.
+        if has_parameter(&value)? {
+            return Ok(value);
         }
-    }
-
-    /// A value of VALUES in the type it has there, see [`plain`].
-    fn cast_plain(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
         let value = match value {
-            // DataFusion's own cast: what it casts is cast instead.
-            Expr::Cast(cast)
-                if cast.field.data_type() == field.data_type() && !has_parameter(&cast.expr)? =>
-            {
-                *cast.expr
-            }
-            other if has_parameter(&other)? => return Ok(other),
+            Expr::Cast(cast) if cast.field.data_type() == column.data_type() => *cast.expr,
             other => other,
         };
-        Ok(cast_into(value, &plain(field), self.is_key(field))?)
-    }
-
-    /// A value of VALUES. One that is computed may take another type when types are made to agree, and
-    /// a parameter's value has the type it came with.
-    fn value(&self, field: &Field, value: Expr) -> DataFusionResult<Expr> {
-        match value {
-            Expr::Literal(ref literal, _) if literal.data_type() == *plain(field).data_type() => {
-                Ok(value)
-            }
-            other => self.cast_plain(field, other),
-        }
-    }
-
-    fn is_key(&self, field: &Field) -> bool {
-        field.name() == &self.key
+        Ok(cast_into(value, to, column.name() == &self.key)?)
     }
 }
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::error::Result;
 use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskStatus};
-use crate::insert::{InsertPath, MemtableView, UnflushedBudget};
+use crate::insert::{InsertPath, MAX_PUT_ROWS, MemtableView, UnflushedBudget, part};
 use crate::metrics::Operation;
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
 use crate::schema::{Markers, TableSchema, check_and_align, parse_type};
@@ -145,12 +145,8 @@ impl RolloutStore {
         let mut answers = Vec::new();
         let mut from = 0;
         while from < checked.num_rows() {
-            let rows = crate::insert::MAX_PUT_ROWS.min(checked.num_rows() - from);
-            let part = match rows == checked.num_rows() {
-                true => checked.clone(),
-                false => checked.slice(from, rows),
-            };
-            answers.push(self.insert.append(part));
+            let rows = MAX_PUT_ROWS.min(checked.num_rows() - from);
+            answers.push(self.insert.append(part(&checked, from, rows)));
             from += rows;
         }
         futures::future::try_join_all(answers).await?;

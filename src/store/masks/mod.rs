@@ -69,10 +69,11 @@ pub(crate) enum SourceRows {
 impl KeySource {
     /// A flushed generation's keys.
     pub(crate) fn generation(generation: &Arc<Generation>) -> Self {
+        let name = generation.name();
         Self {
             shard: generation.shard,
-            slot: generation.name(),
-            name: generation.name(),
+            slot: name.clone(),
+            name,
             rows: SourceRows::Generation(generation.clone()),
         }
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo bench --bench ingest -- [--put-ms MS] [--tail] [--content CHARS] [--puts K]
 //!                               [--idle-secs S] [--fsync true] [--dir FOLDER] [--smoke] [--tune]
-//!                               [--queue-interval TASKS]
+//!                               [--queue-interval TASKS] [--clients N,N]
 //! ```
 //!
 //! `--queue-interval 0` leaves the order in which clients run to tokio's own tuning.
@@ -21,8 +21,9 @@ mod ingest;
 use harness::args::Args;
 
 // As the command line has it: planning a small statement is mostly allocation.
+#[cfg(not(target_env = "msvc"))]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() {
     let mut args = Args::from_env();

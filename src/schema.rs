@@ -15,16 +15,16 @@ mod fill;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{DataType, Field, FieldRef, Fields, Schema, SchemaRef, TimeUnit};
 use datafusion::logical_expr::Expr;
 
-pub(crate) use batch::{check_and_align, lacks_only_new_columns, with_stamps};
-pub(crate) use column_cast::cast_into;
+pub(crate) use batch::{check_and_align, lacks_only_new_columns, with_new_columns, with_stamps};
+pub(crate) use column_cast::{cast_column, cast_into};
 pub(crate) use column_type::parse_type;
 use defaults::default_sql;
 pub(crate) use defaults::{Markers, default_udfs, parse_stored_defaults, render_defaults};
 pub(crate) use dictionary::{DictionaryValues, small_dictionary_columns};
-pub(crate) use fill::{Fill, Filler, Source};
+pub(crate) use fill::{Fill, Filler};
 
 use crate::error::{Result, RolloutError};
 use crate::options::OnConflict;
@@ -53,6 +53,7 @@ pub(crate) fn stamp_type() -> DataType {
 pub struct TableSchema {
     sql: SchemaRef,
     nullable: SchemaRef,
+    plain: SchemaRef,
     stored: SchemaRef,
     key: usize,
     stamp: Option<usize>,
@@ -65,6 +66,17 @@ pub(crate) fn nullable<'a>(columns: impl IntoIterator<Item = &'a Field>) -> Sche
     let columns = columns.into_iter();
     let columns = columns.map(|column| column.clone().with_nullable(true));
     Schema::new(columns.collect::<Vec<_>>())
+}
+
+/// This column without its dictionary.
+fn plain(column: &FieldRef) -> FieldRef {
+    match column.data_type() {
+        DataType::Dictionary(_, value) => {
+            let column = column.as_ref().clone();
+            Arc::new(column.with_data_type(value.as_ref().clone()))
+        }
+        _ => column.clone(),
+    }
 }
 
 impl TableSchema {
@@ -242,8 +254,12 @@ impl TableSchema {
                 ),
             );
         }
+        let nullable = Arc::new(nullable(&sql));
         Self {
-            nullable: Arc::new(nullable(&sql)),
+            plain: Arc::new(Schema::new(
+                nullable.fields().iter().map(plain).collect::<Vec<_>>(),
+            )),
+            nullable,
             sql: Arc::new(Schema::new(sql)),
             stored: Arc::new(Schema::new(stored)),
             key,
@@ -261,6 +277,12 @@ impl TableSchema {
     /// The same where NULL is not refused yet.
     pub(crate) fn nullable(&self) -> &SchemaRef {
         &self.nullable
+    }
+
+    /// The same as VALUES have it: without dictionaries, which DataFusion would make of all the rows' values,
+    /// with their repeats, and which the sink makes.
+    pub(crate) fn plain(&self) -> &SchemaRef {
+        &self.plain
     }
 
     /// What Lance stores.

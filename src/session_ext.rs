@@ -9,7 +9,7 @@ use datafusion::prelude::SessionContext;
 use crate::error::Result;
 use crate::functions::table_functions;
 use crate::options::{RolloutSessionOptions, RolloutTableOptionsExtension};
-use crate::provider::{CheckDml, PlanInsert, RolloutTableFactory};
+use crate::provider::{CheckDml, PlanInsert, RolloutQueryPlanner, RolloutTableFactory};
 use crate::runtime::RolloutRuntime;
 use crate::schema::default_udfs;
 
@@ -41,13 +41,17 @@ fn with_rules(analyzer: &Analyzer) -> Analyzer {
     analyzer
 }
 
-/// The same session with other analyzer rules: DataFusion adds rules at the end only. What it keeps of
+/// The same session with our rules and planner: DataFusion adds rules at the end only. What it keeps of
 /// `PREPARE` cannot be carried over.
-fn replace_analyzer(state: &mut SessionState, analyzer: Analyzer) {
+fn replace_planning(state: &mut SessionState) {
+    let analyzer = with_rules(state.analyzer());
+    let planner = RolloutQueryPlanner::around(Some(state.query_planner().clone()));
     let options = &state.config().options().catalog;
     let makes_catalog = options.create_default_catalog_and_schema;
     let id = state.session_id().to_string();
-    let mut builder = SessionStateBuilder::new_from_existing(state.clone()).with_session_id(id);
+    let mut builder = SessionStateBuilder::new_from_existing(state.clone())
+        .with_session_id(id)
+        .with_query_planner(planner);
     *builder.analyzer() = Some(analyzer);
     *state = builder.build();
     let options = &mut state.config_mut().options_mut().catalog;
@@ -72,8 +76,7 @@ impl RolloutSessionExt for &SessionContext {
                 .insert(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
             let mut rules = state.analyzer().rules.iter();
             if !rules.any(|rule| rule.name() == PlanInsert.name()) {
-                let analyzer = with_rules(state.analyzer());
-                replace_analyzer(&mut state, analyzer);
+                replace_planning(&mut state);
             }
         }
         self.register_table_options_extension(RolloutTableOptionsExtension::default());
@@ -102,6 +105,8 @@ impl RolloutSessionExt for SessionStateBuilder {
             .with_table_factory(TABLE_TYPE.to_string(), Arc::new(RolloutTableFactory));
         let analyzer = builder.analyzer().take().unwrap_or_default();
         *builder.analyzer() = Some(with_rules(&analyzer));
+        let planner = builder.query_planner();
+        *planner = Some(RolloutQueryPlanner::around(planner.take()));
         builder
             .scalar_functions()
             .get_or_insert_default()

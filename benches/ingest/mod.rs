@@ -74,8 +74,21 @@ impl Options {
             (false, false) => PutTime::Fixed(median),
             (false, true) => PutTime::HeavyTailed { median, seed: 1 },
         };
+        let clients: String = args.get("clients", String::new());
+        let clients = match clients.as_str() {
+            "" => start.clients.clone(),
+            list => list
+                .split(',')
+                .map(|n| {
+                    n.trim()
+                        .parse()
+                        .unwrap_or_else(|_| panic!("--clients '{list}'"))
+                })
+                .collect(),
+        };
         Self {
             put,
+            clients,
             content: args.get("content", start.content),
             puts: args.get("puts", start.puts),
             idle: Duration::from_secs(args.get("idle-secs", start.idle.as_secs())),

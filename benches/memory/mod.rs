@@ -45,6 +45,8 @@ pub struct Options {
     pub every: u64,
     /// Where the tables are made; none is the system's folder for temporary files.
     pub dir: Option<PathBuf>,
+    /// Bytes allocated and not freed, as the program's allocator counts them.
+    pub allocated: fn() -> usize,
 }
 
 /// What is measured; each in a process of its own.
@@ -52,6 +54,8 @@ pub struct Options {
 pub enum Part {
     /// One capped cache for all tables, every row a new one.
     Shared,
+    /// The same with the allocator's own settings.
+    Untuned,
     /// The same, with ids that come again: the tables stay as they are, so what grows follows the
     /// number of inserts and not the rows there are.
     Rewriting,
@@ -61,14 +65,24 @@ pub enum Part {
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Shared, Self::Rewriting, Self::PerStore];
+    pub const ALL: [Self; 4] = [Self::Shared, Self::Untuned, Self::Rewriting, Self::PerStore];
 
     /// Its main figure.
     pub fn figure(self) -> &'static str {
         match self {
             Self::Shared => "rss_kb_per_append",
+            Self::Untuned => "untuned_rss_kb_per_append",
             Self::Rewriting => "rewriting_rss_kb_per_append",
             Self::PerStore => "per_store_session_rss_kb_per_append",
+        }
+    }
+
+    /// What the allocator is told. Threads keep some of what they freed, and so does each arena until it is full: what
+    /// the program keeps is seen where the allocator keeps next to nothing.
+    pub fn allocator_settings(self) -> &'static str {
+        match self {
+            Self::Untuned => "",
+            _ => "narenas:1,tcache:false,dirty_decay_ms:1000,muzzy_decay_ms:0",
         }
     }
 
@@ -78,20 +92,21 @@ impl Part {
                 number: round % REWRITTEN,
                 version: round / REWRITTEN,
             },
-            Self::Shared | Self::PerStore => Row::new(round),
+            Self::Shared | Self::Untuned | Self::PerStore => Row::new(round),
         }
     }
 }
 
 impl Options {
     /// Reads the options; `--smoke` makes everything tiny.
-    pub fn from_args(args: &mut Args) -> Self {
+    pub fn from_args(args: &mut Args, allocated: fn() -> usize) -> Self {
         let start = if args.flag("smoke") {
             Self::smoke()
         } else {
             Self::standard()
         };
         Self {
+            allocated,
             rounds: args.get("rounds", start.rounds),
             tables: args.get("tables", start.tables),
             cache_mib: args.get("cache-mib", start.cache_mib),
@@ -107,6 +122,7 @@ impl Options {
             cache_mib: 64,
             every: 100,
             dir: None,
+            allocated: || 0,
         }
     }
 
@@ -126,7 +142,7 @@ pub async fn run(options: Options, part: Part) -> Vec<Figure> {
     let folder = scratch(options.dir.as_deref());
     let settings = RuntimeSettings {
         cache_bytes: match part {
-            Part::Shared | Part::Rewriting => options.cache_mib << 20,
+            Part::Shared | Part::Untuned | Part::Rewriting => options.cache_mib << 20,
             Part::PerStore => 0,
         },
         local_fsync: false,
@@ -139,7 +155,12 @@ pub async fn run(options: Options, part: Part) -> Vec<Figure> {
         stores.push(process.open(&name, &folder.path().join(&name)).await);
     }
     let started = Instant::now();
-    let Series { points, cached } = rounds(&process, &stores, &options, part).await;
+    let series = rounds(&process, &stores, &options, part).await;
+    let Series {
+        points,
+        allocated,
+        cached,
+    } = series;
     let seconds = started.elapsed().as_secs_f64();
     process.shutdown().await;
 
@@ -149,6 +170,7 @@ pub async fn run(options: Options, part: Part) -> Vec<Figure> {
         points.iter().copied().filter(warm).collect()
     };
     let cached_kb_per_append = slope(&measured(&cached)) / 1024.0;
+    let allocated_kb_per_append = slope(&measured(&allocated)) / 1024.0;
     let measured = measured(&points);
     let kb_per_append = slope(&measured) / 1024.0;
     let mut late: Vec<f64> = measured[measured.len() / 2..]
@@ -179,21 +201,30 @@ pub async fn run(options: Options, part: Part) -> Vec<Figure> {
             growth.goal(Goal::AtMost(1.0)),
             described(Figure::new(
                 BENCH,
+                "allocated_kb_per_append",
+                allocated_kb_per_append,
+                "KB",
+            ))
+            .with("allocated_mib", mib(&allocated)),
+            described(Figure::new(
+                BENCH,
                 "cached_kb_per_append",
                 cached_kb_per_append,
                 "KB",
             )),
             described(Figure::new(BENCH, "rss_plateau_mib", plateau, "MiB")),
         ],
-        Part::Rewriting | Part::PerStore => vec![growth],
+        Part::Untuned | Part::Rewriting | Part::PerStore => vec![growth],
     }
 }
 
 /// Bytes after every so many rounds.
 #[derive(Debug, Default)]
 struct Series {
-    /// Of the process.
+    /// Resident in the process.
     points: Vec<(f64, f64)>,
+    /// Allocated and not freed.
+    allocated: Vec<(f64, f64)>,
     /// Of the shared cache, which grows until it reaches its cap.
     cached: Vec<(f64, f64)>,
 }
@@ -238,6 +269,7 @@ async fn rounds(
         if (round + 1) % options.every == 0 {
             let done = (round + 1) as f64;
             series.points.push((done, rss_bytes() as f64));
+            series.allocated.push((done, (options.allocated)() as f64));
             if part != Part::PerStore {
                 series.cached.push((done, cached(process).await as f64));
             }

@@ -15,6 +15,7 @@
 //! order of puts.
 
 mod budget;
+mod dictionaries;
 mod lane;
 mod queue;
 mod sink;
@@ -27,11 +28,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
+use futures::FutureExt;
 use lance::dataset::mem_wal::scanner::InMemoryMemTableRef;
 use tracing::Instrument;
 use uuid::Uuid;
 
 pub(crate) use budget::UnflushedBudget;
+use dictionaries::Dictionaries;
 use lane::Lane;
 pub(crate) use lane::{flush_writer, open_shard};
 use queue::Queue;
@@ -123,9 +126,7 @@ pub(crate) struct InsertPath {
     counters: InsertCounters,
     put_timeout: Duration,
     linger_percent: u64,
-    /// Values in small dictionary columns that may not be flushed yet. Held for a moment by every
-    /// statement, and across a flush by one that brings too many.
-    dictionaries: tokio::sync::Mutex<DictionaryValues>,
+    dictionaries: Dictionaries,
 }
 
 impl InsertPath {
@@ -154,7 +155,7 @@ impl InsertPath {
             counters: InsertCounters::default(),
             put_timeout: settings.put_timeout,
             linger_percent: settings.linger_percent,
-            dictionaries: tokio::sync::Mutex::new(DictionaryValues::default()),
+            dictionaries: Dictionaries::default(),
         })
     }
 
@@ -187,17 +188,14 @@ impl InsertPath {
     ) -> Result<tokio::sync::oneshot::Receiver<Result<Receipt>>> {
         self.table.check_writable("written")?;
         let values = DictionaryValues::of(&batch)?;
-        let mut known = self.dictionaries.lock().await;
-        match known.joined(&values) {
-            Ok(joined) => *known = joined,
-            Err(_) => {
-                // Too many for one statement is too many; else what is there gets its own file.
-                DictionaryValues::default().joined(&values)?;
+        let flush = || {
+            async {
                 self.queue.drained().await;
-                self.flush().await?;
-                *known = values;
+                self.flush().await.map(drop)
             }
-        }
+            .boxed()
+        };
+        let _admitted = self.dictionaries.admit(values, flush).await?;
         let (receiver, lane) = self
             .queue
             .push(batch)
@@ -220,11 +218,11 @@ impl InsertPath {
             // Opened before anything is taken: what waits may go by a lane that is ready.
             let opened = self.ready(lane).await;
             self.linger().await;
-            let Some(group) = self.queue.take(lane, self.table.clock()) else {
+            let Some(mut group) = self.queue.take(lane, self.table.clock()) else {
                 return;
             };
             let result = match opened {
-                Ok(()) => self.put(lane, &group).await,
+                Ok(()) => self.put(lane, &mut group).await,
                 Err(RolloutError::Fenced(message)) => Err(queue::PutFailure::Fenced(message)),
                 Err(error) => Err(queue::PutFailure::NotWritten(error.to_string())),
             };
@@ -253,7 +251,11 @@ impl InsertPath {
         lane::in_time(&self.table, "renewing the lease", self.put_timeout, renewed).await
     }
 
-    async fn put(&self, lane: usize, group: &queue::Group) -> Result<Duration, queue::PutFailure> {
+    async fn put(
+        &self,
+        lane: usize,
+        group: &mut queue::Group,
+    ) -> Result<Duration, queue::PutFailure> {
         let not_written = |error: RolloutError| match error {
             RolloutError::Fenced(message) => queue::PutFailure::Fenced(message),
             other => queue::PutFailure::NotWritten(other.to_string()),

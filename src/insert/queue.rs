@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::error::{Result, RolloutError, without_places};
-use crate::schema::{TableSchema, with_stamps};
+use crate::schema::{TableSchema, with_new_columns, with_stamps};
 use crate::store::StampClock;
 
 /// Most rows of one put: Lance refuses a larger write.
@@ -162,7 +162,7 @@ impl Queue {
                 group.rows += rows;
                 group.bytes += next.bytes;
                 group.batches.push(next.batch);
-                group.replies.push(next.reply);
+                group.replies.push((next.reply, rows));
             }
         }
         if group.batches.is_empty() {
@@ -265,7 +265,8 @@ fn choose_lane(busy: &[bool], open: usize) -> Option<usize> {
 #[derive(Default)]
 pub(super) struct Group {
     batches: Vec<RecordBatch>,
-    replies: Vec<oneshot::Sender<Result<Receipt>>>,
+    /// Where each statement hears of its rows.
+    replies: Vec<(oneshot::Sender<Result<Receipt>>, usize)>,
     rows: usize,
     bytes: usize,
     first_stamp: i64,
@@ -281,33 +282,35 @@ impl Group {
     }
 
     pub(super) fn statements(&self) -> usize {
-        self.batches.len()
+        self.replies.len()
     }
 
-    /// The rows to put, stamped in order; one batch where they can be joined.
-    pub(super) fn stamped(&self, schema: &TableSchema) -> Result<Vec<RecordBatch>> {
-        let mut next = self.first_stamp;
-        let mut stamped = Vec::with_capacity(self.batches.len());
-        for batch in &self.batches {
-            stamped.push(with_stamps(schema, batch.clone(), next)?);
-            next += batch.num_rows() as i64;
-        }
-        if stamped.len() == 1 {
-            return Ok(stamped);
-        }
+    /// Takes the rows to put, stamped in order; one batch where they can be joined.
+    pub(super) fn stamped(&mut self, schema: &TableSchema) -> Result<Vec<RecordBatch>> {
+        let columns = schema.stored();
+        let batches = std::mem::take(&mut self.batches).into_iter();
+        let batches = batches.map(|batch| with_new_columns(columns, batch));
+        let mut batches = batches.collect::<Result<Vec<_>>>()?;
         // A memtable counts batches, so many small ones are joined. Dictionaries that do not fit
         // one key type together stay as they are.
-        match concat_batches(schema.stored(), &stamped) {
-            Ok(joined) => Ok(vec![joined]),
-            Err(_) => Ok(stamped),
+        if batches.len() > 1
+            && let Ok(joined) = concat_batches(columns, &batches)
+        {
+            batches = vec![joined];
         }
+        let mut next = self.first_stamp;
+        let stamped = batches.into_iter().map(|batch| {
+            let first = next;
+            next += batch.num_rows() as i64;
+            with_stamps(schema, batch, first)
+        });
+        stamped.collect()
     }
 
     /// Tells every statement how it went.
     pub(super) fn answer(self, result: &Result<Duration, PutFailure>) {
         let group = self.replies.len();
-        for (reply, batch) in self.replies.into_iter().zip(&self.batches) {
-            let rows = batch.num_rows() as u64;
+        for (reply, rows) in self.replies {
             let answer = match result {
                 Ok(put) => Ok(Receipt { put: *put, group }),
                 Err(PutFailure::NotWritten(context)) => Err(RolloutError::Storage {
@@ -318,7 +321,7 @@ impl Group {
                 Err(PutFailure::Unknown(context)) => Err(RolloutError::OutcomeUnknown {
                     context: without_places(context),
                     durable_rows: 0,
-                    unknown_rows: rows,
+                    unknown_rows: rows as u64,
                 }),
             };
             // A statement that was cancelled does not listen any more.

@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use super::queue::{part, row_bytes};
 use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
 use crate::error::{Result, RolloutError};
-use crate::schema::{Filler, Markers, TableSchema, check_and_align, nullable};
+use crate::schema::{Filler, Markers, TableSchema, check_and_align};
 
 /// Chunks of one statement that may be on their way at once.
 const CHUNKS_IN_FLIGHT: usize = 4;
@@ -34,7 +34,7 @@ const CHUNKS_IN_FLIGHT: usize = 4;
 pub(crate) struct RolloutSink {
     path: Arc<InsertPath>,
     /// Completes rows of some columns only.
-    filler: Option<Filler>,
+    filler: Option<Arc<Filler>>,
     schema: SchemaRef,
     metrics: ExecutionPlanMetricsSet,
 }
@@ -42,11 +42,15 @@ pub(crate) struct RolloutSink {
 impl RolloutSink {
     /// A sink for rows of the `given` columns: all, those a `filler` completes, or all that the table had
     /// when the statement was planned.
-    pub(crate) fn new(path: Arc<InsertPath>, filler: Option<Filler>, given: SchemaRef) -> Self {
+    pub(crate) fn new(
+        path: Arc<InsertPath>,
+        filler: Option<Arc<Filler>>,
+        given: SchemaRef,
+    ) -> Self {
         Self {
             path,
             filler,
-            schema: Arc::new(nullable(given.fields().iter().map(AsRef::as_ref))),
+            schema: given,
             metrics: ExecutionPlanMetricsSet::new(),
         }
     }
@@ -99,7 +103,7 @@ impl RolloutSink {
         let mut statement = Statement::new(self, reservation);
         while let Some(batch) = data.next().await {
             let step = match batch {
-                Ok(batch) => statement.add(&batch).await,
+                Ok(batch) => statement.add(batch).await,
                 Err(error) => Err(RolloutError::DataFusion(error)),
             };
             if let Err(error) = step {
@@ -150,9 +154,9 @@ impl<'a> Statement<'a> {
         }
     }
 
-    async fn add(&mut self, batch: &RecordBatch) -> Result<()> {
+    async fn add(&mut self, batch: RecordBatch) -> Result<()> {
         let batch = match &self.sink.filler {
-            Some(filler) => &filler.complete(batch, self.started)?,
+            Some(filler) => filler.complete(&batch, self.started)?,
             None => batch,
         };
         let batch = check_and_align(&self.schema, &self.markers, batch)?;

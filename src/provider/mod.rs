@@ -4,7 +4,6 @@ mod dml;
 mod factory;
 mod filter;
 mod insert;
-mod insert_exec;
 mod leaves;
 mod node;
 mod partition;
@@ -13,6 +12,6 @@ mod table;
 
 pub(crate) use dml::CheckDml;
 pub use factory::RolloutTableFactory;
-pub(crate) use insert::PlanInsert;
+pub(crate) use insert::{PlanInsert, RolloutQueryPlanner};
 pub(crate) use node::with_no_children;
 pub use table::RolloutTableProvider;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
@@ -24,14 +25,14 @@ use tracing::Instrument;
 
 use super::dml;
 use super::filter::{classify, for_storage, ids_asked_for};
-use super::insert_exec::{RolloutInsertExec, rows_at_hand};
+use super::insert::{RolloutInsertExec, rows_at_hand};
 use super::scan::RolloutScanExec;
 use crate::error::{Result, RolloutError};
 use crate::insert::RolloutSink;
 use crate::metrics::Operation;
 use crate::options::{RolloutSessionOptions, TableOptions};
 use crate::runtime::{RolloutRuntime, RolloutStore, StoreHandle};
-use crate::schema::{Fill, Filler, TableSchema, lacks_only_new_columns};
+use crate::schema::{Fill, Filler, TableSchema, lacks_only_new_columns, nullable};
 
 /// A rollouts table in a DataFusion catalog.
 #[derive(Debug)]
@@ -40,8 +41,8 @@ pub struct RolloutTableProvider {
     /// Those it had when it was registered: a column that is added has no default.
     columns: Arc<TableSchema>,
     defaults: HashMap<String, Expr>,
-    /// Those of them that the sink can make.
-    fills: HashMap<String, Fill>,
+    /// By column, those of them that the sink can make.
+    fills: Arc<[Option<Fill>]>,
     constraints: Constraints,
     definition: Option<String>,
 }
@@ -51,9 +52,10 @@ impl RolloutTableProvider {
     pub fn new(handle: StoreHandle) -> Self {
         let schema = handle.store().schema();
         let defaults = typed_defaults(&schema);
-        let fill = |(name, default): (&String, &Expr)| Some((name.clone(), Fill::of(default)?));
+        let columns = schema.sql().fields().iter();
+        let fills = columns.map(|field| Fill::of(defaults.get(field.name())?));
         Self {
-            fills: defaults.iter().filter_map(fill).collect(),
+            fills: fills.collect(),
             constraints: Constraints::new_unverified(vec![Constraint::PrimaryKey(vec![
                 schema.key_index(),
             ])]),
@@ -87,14 +89,25 @@ impl RolloutTableProvider {
         Ok(store)
     }
 
-    /// How the sink fills a column, if this is the value of one that is left out.
-    pub(super) fn fill_of(&self, column: &str, value: &Expr) -> Option<&Fill> {
-        let left_out = match (self.defaults.get(column)?, value) {
-            // Most columns of most statements: NULLs of lists take long to compare.
-            (Expr::Literal(own, _), Expr::Literal(value, _)) if own.is_null() => value.is_null(),
-            (own, value) => own == value,
+    /// How the sink fills columns that are left out, by their positions. Columns come at the end: one
+    /// that was added since has none.
+    pub(super) fn fills(&self) -> &Arc<[Option<Fill>]> {
+        &self.fills
+    }
+
+    /// Whether the sink fills this column, if this is its value: that of one that is left out.
+    pub(super) fn is_filled(&self, column: usize, value: &Expr) -> bool {
+        let Some(Some(_)) = self.fills.get(column) else {
+            return false;
         };
-        self.fills.get(column).filter(|_| left_out)
+        let name = self.columns.sql().field(column).name();
+        match (self.defaults.get(name), value) {
+            // Most columns of most statements: NULLs of lists take long to compare.
+            (Some(Expr::Literal(own, _)), Expr::Literal(value, _)) if own.is_null() => {
+                value.is_null()
+            }
+            (own, value) => own == Some(value),
+        }
     }
 
     /// The open store behind the table.
@@ -217,7 +230,7 @@ impl RolloutTableProvider {
         state: &dyn Session,
         input: Arc<dyn ExecutionPlan>,
         insert_op: InsertOp,
-        filler: Option<Filler>,
+        filler: Option<Arc<Filler>>,
     ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
         // 1. Only appending: an id that is there already is superseded, not overwritten in place.
         if insert_op != InsertOp::Append {
@@ -237,14 +250,34 @@ impl RolloutTableProvider {
             1 => input,
             _ => Arc::new(CoalescePartitionsExec::new(input)) as Arc<dyn ExecutionPlan>,
         };
-        let sink = RolloutSink::new(self.store().insert_path().clone(), filler, input.schema());
-        let sink = Arc::new(sink);
         // 4. A batch at hand needs no plan of its own; more rows than that come as a stream of batches.
         let batch_size = state.config().batch_size();
-        match rows_at_hand(input.as_ref()).filter(|rows| rows.num_rows() <= batch_size) {
-            Some(rows) => Ok(Arc::new(RolloutInsertExec::new(rows, sink))),
-            None => Ok(Arc::new(DataSinkExec::new(input, sink, None))),
+        if let Some(rows) =
+            rows_at_hand(input.as_ref()).filter(|rows| rows.num_rows() <= batch_size)
+        {
+            return self.insert_rows(rows, filler);
         }
+        let schema = input.schema();
+        // NULL is refused by the sink, which names the column.
+        let any = Arc::new(nullable(schema.fields().iter().map(AsRef::as_ref)));
+        let sink = self.sink(filler, any);
+        Ok(Arc::new(DataSinkExec::new(input, sink, None)))
+    }
+
+    /// The plan that inserts a batch of rows: one node. Its columns were checked.
+    pub(super) fn insert_rows(
+        &self,
+        rows: RecordBatch,
+        filler: Option<Arc<Filler>>,
+    ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
+        self.store().table().check_writable("written")?;
+        let sink = self.sink(filler, rows.schema());
+        Ok(Arc::new(RolloutInsertExec::new(rows, sink)))
+    }
+
+    fn sink(&self, filler: Option<Arc<Filler>>, columns: SchemaRef) -> Arc<RolloutSink> {
+        let path = self.store().insert_path().clone();
+        Arc::new(RolloutSink::new(path, filler, columns))
     }
 }
 

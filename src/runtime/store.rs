@@ -138,7 +138,7 @@ impl RolloutStore {
     /// # Errors
     /// A batch that does not fit the table (nothing is written), or a put that failed.
     pub async fn append(&self, batch: RecordBatch) -> Result<u64> {
-        let checked = check_and_align(&self.table.schema(), &Markers::new(), &batch)?;
+        let checked = check_and_align(&self.table.schema(), &Markers::new(), batch)?;
         if checked.num_rows() == 0 {
             return Ok(0);
         }

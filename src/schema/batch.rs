@@ -23,21 +23,21 @@ use crate::error::{Result, RolloutError};
 pub(crate) fn check_and_align(
     schema: &TableSchema,
     markers: &Markers,
-    batch: &RecordBatch,
+    batch: RecordBatch,
 ) -> Result<RecordBatch> {
     let stored = schema.stored();
-    let padded = with_new_columns(stored, batch)?;
-    let batch = &padded;
-    if batch.num_columns() != stored.fields().len() {
+    let (_, mut columns, rows) = with_new_columns(stored, batch)?.into_parts();
+    if columns.len() != stored.fields().len() {
         return Err(RolloutError::invalid(format!(
             "{} columns were given for the table's {}",
-            batch.num_columns(),
+            columns.len(),
             stored.fields().len()
         )));
     }
-    let mut columns: Vec<ArrayRef> = Vec::with_capacity(batch.num_columns());
-    for (field, column) in stored.fields().iter().zip(batch.columns()) {
-        columns.push(align(field.name(), column, field.data_type())?);
+    for (field, column) in stored.fields().iter().zip(&mut columns) {
+        if column.data_type() != field.data_type() {
+            *column = align(field.name(), column, field.data_type())?;
+        }
     }
     replace_markers(schema, markers, &mut columns)?;
     for (i, field) in stored.fields().iter().enumerate() {
@@ -51,9 +51,9 @@ pub(crate) fn check_and_align(
         }
     }
     if let Some(stamp) = schema.stamp_index() {
-        columns[stamp] = Arc::new(TimestampMicrosecondArray::from_value(0, batch.num_rows()));
+        columns[stamp] = Arc::new(TimestampMicrosecondArray::from_value(0, rows));
     }
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
     Ok(RecordBatch::try_new_with_options(
         stored.clone(),
         columns,
@@ -77,16 +77,14 @@ pub(crate) fn lacks_only_new_columns(table: &Schema, given: &Schema) -> bool {
 }
 
 /// The batch with the columns that were added to the table since its rows were planned, all NULL.
-fn with_new_columns(table: &SchemaRef, batch: &RecordBatch) -> Result<RecordBatch> {
-    let given = batch.schema();
-    if !lacks_only_new_columns(table, &given) {
-        return Ok(batch.clone());
+pub(crate) fn with_new_columns(table: &SchemaRef, batch: RecordBatch) -> Result<RecordBatch> {
+    if !lacks_only_new_columns(table, batch.schema_ref()) {
+        return Ok(batch);
     }
-    let rows = batch.num_rows();
-    let missing = &table.fields()[batch.num_columns()..];
+    let (given, mut columns, rows) = batch.into_parts();
+    let missing = &table.fields()[columns.len()..];
     let mut fields = given.fields().to_vec();
     fields.extend(missing.iter().cloned());
-    let mut columns = batch.columns().to_vec();
     columns.extend(
         missing
             .iter()
@@ -150,25 +148,21 @@ fn replace_markers(
     Ok(())
 }
 
-/// The batch, in the columns the table has by now, with its stamp column counting up from `first`, in
-/// microseconds.
+/// The batch with its stamp column counting up from `first`, in microseconds.
 pub(crate) fn with_stamps(
     schema: &TableSchema,
     batch: RecordBatch,
     first: i64,
 ) -> Result<RecordBatch> {
-    let batch = with_new_columns(schema.stored(), &batch)?;
     let Some(stamp) = schema.stamp_index() else {
         return Ok(batch);
     };
-    let stamps = (0..batch.num_rows() as i64).map(|row| first + row);
-    let mut columns = batch.columns().to_vec();
+    let (columns_of, mut columns, rows) = batch.into_parts();
+    let stamps = (0..rows as i64).map(|row| first + row);
     columns[stamp] = Arc::new(TimestampMicrosecondArray::from_iter_values(stamps));
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
     Ok(RecordBatch::try_new_with_options(
-        batch.schema(),
-        columns,
-        &options,
+        columns_of, columns, &options,
     )?)
 }
 
@@ -217,7 +211,7 @@ mod tests {
             vec![&markers.same_as_id, "own"],
             vec![1, 2],
         );
-        let aligned = check_and_align(&schema(), &markers, &given).expect("aligns");
+        let aligned = check_and_align(&schema(), &markers, given).expect("aligns");
         let rollouts = aligned.column(1).as_string::<i32>();
         assert_eq!(rollouts.value(0), "a");
         assert_eq!(rollouts.value(1), "own");
@@ -226,13 +220,13 @@ mod tests {
     #[test]
     fn null_keys_and_overflows_name_their_column() {
         let markers = Markers::new();
-        let error = check_and_align(&schema(), &markers, &batch(vec![None], vec!["r"], vec![1]))
+        let error = check_and_align(&schema(), &markers, batch(vec![None], vec!["r"], vec![1]))
             .expect_err("null key");
         assert!(error.to_string().contains("'id'"), "{error}");
         let error = check_and_align(
             &schema(),
             &markers,
-            &batch(vec![Some("a")], vec!["r"], vec![300]),
+            batch(vec![Some("a")], vec!["r"], vec![300]),
         )
         .expect_err("overflow");
         assert!(error.to_string().contains("'mask'"), "{error}");
@@ -263,8 +257,10 @@ mod tests {
         let grown = TableSchema::declared(&Schema::new(grown), Some(0), HashMap::new());
         let markers = Markers::new();
         let old = batch(vec![Some("a")], vec!["r"], vec![1]);
-        let aligned = check_and_align(&ours, &markers, &old).expect("aligns");
-        let stamped = with_stamps(&grown.expect("usable"), aligned, 7).expect("stamps");
+        let aligned = check_and_align(&ours, &markers, old).expect("aligns");
+        let grown = grown.expect("usable");
+        let padded = with_new_columns(grown.stored(), aligned).expect("pads");
+        let stamped = with_stamps(&grown, padded, 7).expect("stamps");
         assert_eq!(stamped.num_columns(), 5);
         assert_eq!(stamped.column(4).null_count(), 1);
     }
@@ -273,7 +269,7 @@ mod tests {
     fn stamps_count_up() {
         let markers = Markers::new();
         let given = batch(vec![Some("a"), Some("b")], vec!["r", "r"], vec![1, 2]);
-        let aligned = check_and_align(&schema(), &markers, &given).expect("aligns");
+        let aligned = check_and_align(&schema(), &markers, given).expect("aligns");
         let stamped = with_stamps(&schema(), aligned, 100).expect("stamps");
         let stamps = stamped
             .column(3)

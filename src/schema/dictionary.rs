@@ -78,6 +78,14 @@ impl DictionaryValues {
         Ok(values)
     }
 
+    /// Whether these are all known: most statements bring nothing new.
+    pub(crate) fn contains(&self, other: &Self) -> bool {
+        other.columns.iter().all(|(column, (_, values))| {
+            let known = self.columns.get(column);
+            known.is_some_and(|(_, known)| values.is_subset(known))
+        })
+    }
+
     /// Both together, if every column still fits its key type.
     ///
     /// # Errors

@@ -70,39 +70,44 @@ fn repeated(text: &str, rows: usize) -> ArrayRef {
     )))
 }
 
-/// Where a column of the table comes from.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Source {
-    /// A column of the statement's rows, by position.
-    Given(usize),
-    Filled(Fill),
-}
-
 /// The rows of an INSERT that plans some of the table's columns only.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Filler {
     schema: SchemaRef,
     key: usize,
-    sources: Vec<Source>,
+    /// By column: where the statement's rows have it; none where it is filled.
+    given: Vec<Option<usize>>,
+    /// By column. Shared: most columns of most statements are filled.
+    fills: Arc<[Option<Fill>]>,
 }
 
 impl Filler {
-    /// `sources` are those of the table's columns.
-    pub(crate) fn new(table: &TableSchema, sources: Vec<Source>) -> Self {
+    /// `given` says where the statement's rows have each of the table's columns; `fills` those it leaves out.
+    pub(crate) fn new(
+        table: &TableSchema,
+        given: Vec<Option<usize>>,
+        fills: Arc<[Option<Fill>]>,
+    ) -> Self {
         Self {
             // NULL is refused later, with the column's name, when markers have their values.
             schema: table.nullable().clone(),
             key: table.key_index(),
-            sources,
+            given,
+            fills,
         }
     }
 
     /// The names of the columns a statement gives.
     pub(crate) fn given(&self) -> impl Iterator<Item = &str> {
-        let columns = self.schema.fields().iter().zip(&self.sources);
+        let columns = self.schema.fields().iter().zip(&self.given);
         columns
-            .filter(|(_, source)| matches!(source, Source::Given(_)))
+            .filter(|(_, given)| given.is_some())
             .map(|(field, _)| field.name().as_str())
+    }
+
+    /// Which of the given columns is the table's key, if it is given.
+    pub(crate) fn key_position(&self) -> Option<usize> {
+        self.given[self.key]
     }
 
     /// The batch with all columns of the table, in order; `now` is the statement's time, in
@@ -113,13 +118,17 @@ impl Filler {
     /// A default that cannot be made, a value that does not fit its column.
     pub(crate) fn complete(&self, batch: &RecordBatch, now: i64) -> Result<RecordBatch> {
         let rows = batch.num_rows();
-        let columns = self.sources.iter().enumerate();
-        let columns = columns.map(|(i, source)| match source {
-            Source::Given(position) => {
-                let values = batch.column(*position);
-                cast_column(values, self.schema.field(i), i == self.key)
+        let columns = self.given.iter().enumerate();
+        let columns = columns.map(|(i, given)| {
+            let field = self.schema.field(i);
+            match (given, self.fills.get(i)) {
+                (Some(position), _) => cast_column(batch.column(*position), field, i == self.key),
+                (None, Some(Some(fill))) => fill.values(rows, now),
+                (None, _) => Err(RolloutError::invalid(format!(
+                    "column '{}' is neither given nor has it a default",
+                    field.name()
+                ))),
             }
-            Source::Filled(fill) => fill.values(rows, now),
         });
         let columns = columns.collect::<Result<Vec<_>>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -136,6 +145,7 @@ mod tests {
     use arrow_array::Array;
     use arrow_array::cast::AsArray;
     use arrow_array::types::TimestampMicrosecondType;
+    use arrow_schema::FieldRef;
     use datafusion::logical_expr::lit;
 
     use super::*;
@@ -154,17 +164,19 @@ mod tests {
     fn what_is_left_out_is_filled() {
         let schema = TableSchema::rollouts();
         let table = schema.sql();
-        let sources = (0..table.fields().len()).map(|i| match table.field(i).name().as_str() {
-            "reward" => Source::Given(0),
-            "id" => Source::Filled(Fill::NewId),
-            "rollout_id" => Source::Filled(Fill::SameAsId),
-            CREATED_AT => Source::Filled(Fill::Now),
+        let fill = |field: &FieldRef| match field.name().as_str() {
+            "id" => Fill::NewId,
+            "rollout_id" => Fill::SameAsId,
+            CREATED_AT => Fill::Now,
             _ => {
-                let null = ScalarValue::try_from(table.field(i).data_type()).expect("a NULL");
-                Source::Filled(Fill::Constant(null.to_array().expect("an array")))
+                let null = ScalarValue::try_from(field.data_type()).expect("a NULL");
+                Fill::Constant(null.to_array().expect("an array"))
             }
-        });
-        let filler = Filler::new(&schema, sources.collect());
+        };
+        let fields = table.fields().iter();
+        let fills = fields.clone().map(|field| Some(fill(field))).collect();
+        let given = fields.map(|field| (field.name() == "reward").then_some(0));
+        let filler = Filler::new(&schema, given.collect(), fills);
         assert_eq!(filler.given().collect::<Vec<_>>(), ["reward"]);
         let rewards = Arc::new(arrow_array::Float32Array::from(vec![0.5, 1.0])) as ArrayRef;
         let rows = RecordBatch::try_from_iter([("column1", rewards)]).expect("a batch");

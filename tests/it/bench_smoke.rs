@@ -124,8 +124,10 @@ async fn smoke_memory() {
         &figures,
         &[
             "rss_kb_per_append",
+            "allocated_kb_per_append",
             "cached_kb_per_append",
             "rss_plateau_mib",
+            "untuned_rss_kb_per_append",
             "rewriting_rss_kb_per_append",
             "per_store_session_rss_kb_per_append",
         ],

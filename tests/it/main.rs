@@ -27,6 +27,7 @@ mod kill;
 mod merging;
 mod model;
 mod oracle;
+mod planning;
 mod processes;
 mod real_input;
 mod removed;

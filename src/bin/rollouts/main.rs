@@ -39,9 +39,11 @@ use crate::args::{Args, VERSION};
 use crate::shell::{Flow, Shell};
 use crate::signals::{StopSignal, StopSignals, Watch};
 
-// As datafusion-cli has it: planning a small statement is mostly allocation.
+// Planning a small statement is mostly allocation. Of those tried, the quickest with many clients, and the one
+// that keeps least of what was freed.
+#[cfg(not(target_env = "msvc"))]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Any error, on its way to being printed.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;

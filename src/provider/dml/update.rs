@@ -256,7 +256,7 @@ impl RowWriter {
             .map(|(column, field)| Field::new(field.name(), column.data_type().clone(), true))
             .collect();
         let new = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?;
-        let new = check_and_align(&self.schema, &Markers::new(), &new)?;
+        let new = check_and_align(&self.schema, &Markers::new(), new)?;
         self.stamped(new, old, table, stamp)
     }
 

@@ -16,24 +16,24 @@ use datafusion::physical_plan::memory::MemoryStream;
 use datafusion::physical_plan::metrics::MetricsSet;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 
-use super::node::{count_stream, one_count, with_no_children};
+use super::super::node::{count_stream, one_count, with_no_children};
 use crate::insert::{RolloutSink, reservation};
 
 /// Gives rows to the sink and returns how many there were, as `count`.
 #[derive(Debug)]
-pub(super) struct RolloutInsertExec {
+pub(in crate::provider) struct RolloutInsertExec {
     rows: RecordBatch,
     sink: Arc<RolloutSink>,
 }
 
 impl RolloutInsertExec {
-    pub(super) fn new(rows: RecordBatch, sink: Arc<RolloutSink>) -> Self {
+    pub(in crate::provider) fn new(rows: RecordBatch, sink: Arc<RolloutSink>) -> Self {
         Self { rows, sink }
     }
 }
 
 /// The rows of a plan that has them in memory as one batch, and does nothing else with them.
-pub(super) fn rows_at_hand(plan: &dyn ExecutionPlan) -> Option<RecordBatch> {
+pub(in crate::provider) fn rows_at_hand(plan: &dyn ExecutionPlan) -> Option<RecordBatch> {
     let source = plan.downcast_ref::<DataSourceExec>()?.data_source();
     let source: &dyn Any = source.as_ref();
     let memory = source.downcast_ref::<MemorySourceConfig>()?;

@@ -23,7 +23,8 @@ pub trait RolloutSessionExt {
 
     /// Registers everything, backed by `runtime`. The runtime can be reached again by
     /// [`RolloutRuntime::from_session`]. Do it first: the first time, a context forgets the statements
-    /// it was given by `PREPARE` before.
+    /// it was given by `PREPARE` before. A query planner that is set later takes the place of the one around
+    /// the session's own; small inserts are then planned as slowly as others, and no less rightly.
     ///
     /// # Errors
     /// A function of the same name that cannot be replaced.

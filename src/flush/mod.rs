@@ -20,6 +20,8 @@ mod merge;
 mod policy;
 mod status;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 use std::collections::HashMap;
@@ -346,9 +348,9 @@ impl Maintenance {
 
     async fn flush_earlier_life(&self) -> Result<()> {
         let came_to = |unfinished: &bool| unfinished.then(Work::default);
-        self.observe(Operation::Adopt, self.recover(), came_to)
-            .await?;
-        if self.insert.has_unflushed().await {
+        let recovery = self.observe(Operation::Adopt, self.recover(), came_to);
+        // Rows of this life are there by now if the task was late: they wait for their own flush.
+        if recovery.await? && self.insert.has_unflushed().await {
             self.flush_now().await?;
         }
         Ok(())

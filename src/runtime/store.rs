@@ -215,6 +215,11 @@ impl RolloutStore {
     }
 
     #[cfg(test)]
+    pub(crate) fn maintenance(&self) -> &Arc<Maintenance> {
+        &self.maintenance
+    }
+
+    #[cfg(test)]
     pub(crate) fn keys(&self) -> &KeyCache {
         &self.keys
     }

@@ -38,12 +38,19 @@ pub(in crate::provider) fn rows_at_hand(plan: &dyn ExecutionPlan) -> Option<Reco
     let source: &dyn Any = source.as_ref();
     let memory = source.downcast_ref::<MemorySourceConfig>()?;
     match (memory.partitions(), memory.fetch()) {
-        ([partition], None) => match (partition.as_slice(), memory.projection()) {
-            ([rows], None) => Some(rows.clone()),
-            ([rows], Some(columns)) => rows.project(columns).ok(),
+        ([partition], None) => match partition.as_slice() {
+            [rows] => projected(rows, memory.projection().as_deref()),
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// These columns of some rows, or all.
+pub(super) fn projected(rows: &RecordBatch, columns: Option<&[usize]>) -> Option<RecordBatch> {
+    match columns {
+        None => Some(rows.clone()),
+        Some(columns) => rows.project(columns).ok(),
     }
 }
 

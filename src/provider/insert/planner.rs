@@ -18,6 +18,7 @@ use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 
+use super::exec::projected;
 use super::target::{InsertTarget, Rows};
 
 type Inner = Arc<dyn QueryPlanner + Send + Sync>;
@@ -76,14 +77,8 @@ fn small_insert<'a>(
 
 fn rows_of(scan: &TableScan) -> Option<RecordBatch> {
     let rows = provider::<Rows>(&scan.source)?.batch();
-    if !scan.filters.is_empty() || scan.fetch.is_some() {
-        return None;
-    }
-    match &scan.projection {
-        None => Some(rows.clone()),
-        Some(columns) if columns.iter().copied().eq(0..rows.num_columns()) => Some(rows.clone()),
-        Some(_) => None,
-    }
+    let all_rows = scan.filters.is_empty() && scan.fetch.is_none();
+    all_rows.then(|| projected(rows, scan.projection.as_deref()))?
 }
 
 fn provider<T: TableProvider>(source: &Arc<dyn TableSource>) -> Option<&T> {

@@ -47,6 +47,16 @@ pub enum RolloutError {
         unknown_rows: u64,
     },
 
+    /// A statement of more than one put failed after the first ones; what was not durable by then was not
+    /// written.
+    #[error("{}: {source}", partly_written(*durable_rows))]
+    PartlyWritten {
+        /// Rows of the statement that are durable.
+        durable_rows: u64,
+        /// What failed.
+        source: Box<RolloutError>,
+    },
+
     /// Another process took over what this one was writing through. Nothing more is
     /// acknowledged under the lost name.
     #[error("{0}")]
@@ -95,9 +105,20 @@ impl From<RolloutError> for DataFusionError {
             RolloutError::Unsupported(message) => Self::NotImplemented(message),
             RolloutError::Exhausted(message) => Self::ResourcesExhausted(message),
             RolloutError::DataFusion(error) => error,
+            RolloutError::PartlyWritten {
+                durable_rows,
+                source,
+            } => Self::from(*source).context(partly_written(durable_rows)),
             other => Self::External(Box::new(other)),
         }
     }
+}
+
+fn partly_written(durable_rows: u64) -> String {
+    format!(
+        "{durable_rows} rows of this statement are durable, the rest was not written; repeating it with \
+         the same ids is safe (ids made by default would double its rows)"
+    )
 }
 
 /// Whether there is no such table, version or file.

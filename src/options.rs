@@ -179,7 +179,7 @@ pub const SETTINGS: &[SettingInfo] = &[
         default: "64MiB",
         zero: "not allowed",
         env: Some("ROLLOUT_MAX_MEMTABLE_BYTES"),
-        doc: "A lane's memtable is flushed early when it holds this many bytes.",
+        doc: "A lane's memtable is flushed early when it holds this many bytes, at least 64KiB.",
     },
     SettingInfo {
         name: "max_unflushed_bytes",

@@ -18,6 +18,7 @@ mod budget;
 mod dictionaries;
 mod lane;
 mod queue;
+mod rows;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -38,7 +39,7 @@ use dictionaries::Dictionaries;
 use lane::Lane;
 pub(crate) use lane::{flush_writer, open_shard};
 use queue::Queue;
-pub(crate) use queue::{MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt, part};
+use queue::Receipt;
 pub(crate) use sink::{RolloutSink, reservation};
 
 use crate::error::{Result, RolloutError};
@@ -56,7 +57,7 @@ const LONGEST_LINGER: Duration = Duration::from_millis(20);
 /// Counters of one store's inserts, for `rollout_stats`.
 #[derive(Debug, Default)]
 pub(crate) struct InsertCounters {
-    /// Statements (or `append` calls) acknowledged.
+    /// Statements (and `append` calls) that ended and had rows.
     pub(crate) statements: AtomicU64,
     /// Rows acknowledged.
     pub(crate) rows: AtomicU64,
@@ -71,9 +72,13 @@ pub(crate) struct InsertCounters {
 }
 
 impl InsertCounters {
-    fn record_put(&self, took: Duration, statements: usize, rows: usize) {
+    /// A statement, or a call of `append`, of which all rows are durable.
+    pub(crate) fn record_statement(&self, rows: u64) {
         self.statements
-            .fetch_add(statements as u64, Ordering::Relaxed);
+            .fetch_add(u64::from(rows > 0), Ordering::Relaxed);
+    }
+
+    fn record_put(&self, took: Duration, rows: usize) {
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
         self.puts.fetch_add(1, Ordering::Relaxed);
         let took = took.as_micros() as u64;
@@ -165,17 +170,6 @@ impl InsertPath {
 
     pub(crate) fn table(&self) -> &Arc<LanceTable> {
         &self.table
-    }
-
-    /// Appends checked batches as one unit and waits until they are durable.
-    ///
-    /// # Errors
-    /// The store is read-only or closed; the put failed (see [`RolloutError::OutcomeUnknown`]).
-    pub(crate) async fn append(self: &Arc<Self>, batch: RecordBatch) -> Result<Receipt> {
-        let answer = self.submit(batch).await?;
-        answer
-            .await
-            .map_err(|_| RolloutError::Closed(self.closed_message()))?
     }
 
     /// Puts checked rows in the queue; the receiver hears when they are durable.
@@ -274,8 +268,7 @@ impl InsertPath {
                     bytes: group.bytes() as u64,
                 };
                 put.record_in(&span);
-                self.counters
-                    .record_put(*took, group.statements(), group.rows());
+                self.counters.record_put(*took, group.rows());
             }
             Err(failure) => record_error(&span, &failure.message()),
         }

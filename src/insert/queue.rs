@@ -8,38 +8,10 @@ use arrow_array::RecordBatch;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use super::rows::{MAX_PUT_BYTES, MAX_PUT_ROWS, row_bytes, without_others};
 use crate::error::{Result, RolloutError, without_places};
 use crate::schema::{TableSchema, with_new_columns, with_stamps};
 use crate::store::StampClock;
-
-/// Most rows of one put: Lance refuses a larger write.
-pub(crate) const MAX_PUT_ROWS: usize = 100_000;
-/// Bytes at which a group is full. A single statement may be larger, up to its own chunk bound.
-pub(crate) const MAX_PUT_BYTES: usize = 32 << 20;
-
-/// Batches that hold on to less are not measured closer: looking into every column takes a good part of
-/// the time of a small statement.
-const MEASURED_FROM: usize = 64 << 10;
-
-/// The bytes of a batch's own rows, without what its buffers hold of others; of a small batch with that.
-pub(super) fn row_bytes(batch: &RecordBatch) -> usize {
-    let held = batch.get_array_memory_size();
-    if held < MEASURED_FROM {
-        return held;
-    }
-    let columns = batch.columns().iter();
-    columns
-        .map(|column| column.to_data().get_slice_memory_size().unwrap_or(0))
-        .sum()
-}
-
-/// Some rows of a batch. Of all of them nothing is made anew: slicing every column takes time.
-pub(crate) fn part(batch: &RecordBatch, from: usize, rows: usize) -> RecordBatch {
-    match rows == batch.num_rows() {
-        true => batch.clone(),
-        false => batch.slice(from, rows),
-    }
-}
 
 /// What an acknowledged statement learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,10 +253,6 @@ impl Group {
         self.bytes
     }
 
-    pub(super) fn statements(&self) -> usize {
-        self.replies.len()
-    }
-
     /// Takes the rows to put, stamped in order; one batch where they can be joined.
     pub(super) fn stamped(&mut self, schema: &TableSchema) -> Result<Vec<RecordBatch>> {
         let columns = schema.stored();
@@ -297,6 +265,8 @@ impl Group {
             && let Ok(joined) = concat_batches(columns, &batches)
         {
             batches = vec![joined];
+        } else if let [only] = batches.as_mut_slice() {
+            *only = without_others(only.clone(), self.bytes)?;
         }
         let mut next = self.first_stamp;
         let stamped = batches.into_iter().map(|batch| {
@@ -391,9 +361,9 @@ mod tests {
             receivers.push(queue.push(rows(n)).expect("open").0);
         }
         let first = queue.take(0, &clock).expect("waiting");
-        assert_eq!((first.statements(), first.rows()), (2, 90_000));
+        assert_eq!((first.replies.len(), first.rows()), (2, 90_000));
         let second = queue.take(0, &clock).expect("waiting");
-        assert_eq!((second.statements(), second.rows()), (1, 20_000));
+        assert_eq!((second.replies.len(), second.rows()), (1, 20_000));
         assert!(second.first_stamp >= first.first_stamp + 90_000);
         assert!(queue.take(0, &clock).is_none());
     }
@@ -413,16 +383,6 @@ mod tests {
             "the lane that rests is taken before another opens"
         );
         assert!(!queue.rest(0), "something waits");
-    }
-
-    #[test]
-    fn rows_are_counted_without_what_their_buffers_share() {
-        let large = rows(100_000);
-        let all = row_bytes(&large);
-        assert!(all > MEASURED_FROM, "{all}");
-        let tenth = row_bytes(&large.slice(50_000, 10_000));
-        assert!((all / 20..all / 5).contains(&tenth), "{tenth} of {all}");
-        assert!(row_bytes(&rows(1)) < 1000);
     }
 
     #[test]

@@ -11,18 +11,17 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use chrono::Utc;
-use datafusion::common::DataFusionError;
 use datafusion::datasource::sink::DataSink;
 use datafusion::error::Result as DataFusionResult;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType};
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use tokio::sync::oneshot;
 
-use super::queue::{part, row_bytes};
-use super::{InsertPath, MAX_PUT_BYTES, MAX_PUT_ROWS, Receipt};
+use super::rows::{MAX_PUT_BYTES, MAX_PUT_ROWS, part};
+use super::{InsertPath, Receipt};
 use crate::error::{Result, RolloutError};
 use crate::schema::{Filler, Markers, TableSchema, check_and_align};
 
@@ -84,7 +83,7 @@ impl DataSink for RolloutSink {
         data: SendableRecordBatchStream,
         context: &Arc<TaskContext>,
     ) -> DataFusionResult<u64> {
-        self.write(data, reservation(context)).await
+        Ok(self.write(data, reservation(context)).await?)
     }
 }
 
@@ -97,9 +96,9 @@ impl RolloutSink {
     /// Writes all rows of a stream; returns how many there were.
     pub(crate) async fn write(
         &self,
-        mut data: SendableRecordBatchStream,
+        mut data: impl Stream<Item = DataFusionResult<RecordBatch>> + Unpin,
         reservation: MemoryReservation,
-    ) -> DataFusionResult<u64> {
+    ) -> Result<u64> {
         let mut statement = Statement::new(self, reservation);
         while let Some(batch) = data.next().await {
             let step = match batch {
@@ -112,7 +111,10 @@ impl RolloutSink {
         }
         drop(data);
         match statement.finish().await {
-            Ok(rows) => Ok(rows),
+            Ok(rows) => {
+                self.path.counters().record_statement(rows);
+                Ok(rows)
+            }
             Err(error) => Err(statement.fail(error).await),
         }
     }
@@ -162,23 +164,30 @@ impl<'a> Statement<'a> {
         let batch = check_and_align(&self.schema, &self.markers, batch)?;
         let mut from = 0;
         while from < batch.num_rows() {
-            let room = MAX_PUT_ROWS - self.held_rows;
-            let rows = room.min(batch.num_rows() - from);
-            let slice = part(&batch, from, rows);
+            let (part, bytes) = part(&batch, from, MAX_PUT_ROWS - self.held_rows);
+            let rows = part.num_rows();
             from += rows;
-            let bytes = row_bytes(&slice);
             if self.held_bytes + bytes > MAX_PUT_BYTES && !self.held.is_empty() {
                 self.send().await?;
             }
-            self.reservation
-                .try_grow(bytes)
-                .map_err(RolloutError::DataFusion)?;
+            self.reserve(bytes).await?;
             self.held_rows += rows;
             self.held_bytes += bytes;
-            self.held.push(slice);
+            self.held.push(part);
             if self.held_rows >= MAX_PUT_ROWS {
                 self.send().await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Counts rows in the memory pool; waits for those under way where it has no room beside them.
+    async fn reserve(&mut self, bytes: usize) -> Result<()> {
+        while let Err(error) = self.reservation.try_grow(bytes) {
+            if self.in_flight.is_empty() {
+                return Err(RolloutError::DataFusion(error));
+            }
+            self.settle_oldest().await?;
         }
         Ok(())
     }
@@ -246,7 +255,7 @@ impl<'a> Statement<'a> {
     }
 
     /// Waits for what is under way, then says how much of the statement is durable.
-    async fn fail(&mut self, error: RolloutError) -> DataFusionError {
+    async fn fail(&mut self, error: RolloutError) -> RolloutError {
         let streamed = self.durable > 0 || !self.in_flight.is_empty();
         while !self.in_flight.is_empty() {
             let _ = self.settle_oldest().await;
@@ -260,16 +269,14 @@ impl<'a> Statement<'a> {
                 context,
                 durable_rows: self.durable,
                 unknown_rows: self.unknown,
-            }
-            .into();
+            };
         }
-        match DataFusionError::from(error) {
-            error if streamed => error.context(format!(
-                "{} rows of this INSERT are durable, the rest was not written; repeating it with \
-                 the same ids is safe (ids made by default would double its rows)",
-                self.durable
-            )),
-            error => error,
+        match streamed {
+            true => RolloutError::PartlyWritten {
+                durable_rows: self.durable,
+                source: Box::new(error),
+            },
+            false => error,
         }
     }
 }

@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field};
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, UnboundedMemoryPool};
 use datafusion::scalar::ScalarValue;
 use lance::session::Session;
 use uuid::Uuid;
 
 use crate::error::Result;
 use crate::flush::{CompactionReport, Maintenance, MergeReport, Removal, TaskStatus};
-use crate::insert::{InsertPath, MAX_PUT_ROWS, MemtableView, UnflushedBudget, part};
+use crate::insert::{InsertPath, MemtableView, RolloutSink, UnflushedBudget};
 use crate::metrics::Operation;
 use crate::options::{Freshness, RolloutSessionOptions, RuntimeSettings};
-use crate::schema::{Markers, TableSchema, check_and_align, parse_type};
+use crate::schema::{TableSchema, parse_type};
 use crate::store::masks::{IdSet, KeyCache, KeySource, Masks};
 use crate::store::{
     BaseVersion, LanceTable, LeaseKeeper, Location, SharedCache, Snapshot, SnapshotCache,
@@ -131,26 +132,20 @@ impl RolloutStore {
     }
 
     /// Appends rows and waits until they are durable: the same guarantees as an INSERT, without
-    /// SQL. The batch has the table's columns in order; the stamp column may hold anything.
+    /// SQL. The batch has the table's columns in order; the stamp column may hold anything. One of
+    /// up to 100,000 rows and 32 MiB is written whole or not at all, a larger one in such parts.
     ///
     /// Returns the number of rows.
     ///
     /// # Errors
-    /// A batch that does not fit the table (nothing is written), or a put that failed.
+    /// A batch that does not fit the table (nothing is written), or a put that failed: see
+    /// [`RolloutError::PartlyWritten`] and [`RolloutError::OutcomeUnknown`].
     pub async fn append(&self, batch: RecordBatch) -> Result<u64> {
-        let checked = check_and_align(&self.table.schema(), &Markers::new(), batch)?;
-        if checked.num_rows() == 0 {
-            return Ok(0);
-        }
-        let mut answers = Vec::new();
-        let mut from = 0;
-        while from < checked.num_rows() {
-            let rows = MAX_PUT_ROWS.min(checked.num_rows() - from);
-            answers.push(self.insert.append(part(&checked, from, rows)));
-            from += rows;
-        }
-        futures::future::try_join_all(answers).await?;
-        Ok(checked.num_rows() as u64)
+        let sink = RolloutSink::new(self.insert.clone(), None, batch.schema());
+        let no_limit: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
+        let reservation = MemoryConsumer::new("RolloutAppend").register(&no_limit);
+        let rows = futures::stream::iter([Ok(batch)]);
+        sink.write(rows, reservation).await
     }
 
     /// Makes this process's rows visible to everybody, now. Returns generations and rows.

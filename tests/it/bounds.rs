@@ -10,7 +10,7 @@ use datafusion_rollouts::RuntimeSettings;
 
 use crate::common::{Process, base_ids, quiet, short_life, until};
 use crate::faults::{Fault, Faults, Operation};
-use crate::writers::many_rows;
+use crate::writers::{large_rows, many_rows};
 
 fn fast() -> RuntimeSettings {
     RuntimeSettings {
@@ -251,6 +251,29 @@ async fn a_long_log_is_replayed() {
     assert_eq!(next.count().await as usize, rows);
     next.insert("one more", 1.0).await;
     next.shutdown().await;
+}
+
+/// Parts and slices of a batch are written, counted and kept as what they are, not as the whole batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_append_is_written_in_parts() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::new(RuntimeSettings {
+        max_memtable_bytes: 1 << 30,
+        ..fast()
+    });
+    let store = process.create(folder.path()).await;
+    let rows = large_rows(store.schema().sql(), 70);
+    let stats = "SELECT statements_acknowledged, rows_acknowledged, puts, unflushed_bytes < 90000000 \
+                 FROM rollout_stats('rollouts')";
+    assert_eq!(store.append(rows.clone()).await.expect("appends"), 70);
+    assert_eq!(process.rows(stats).await, ["1|70|3|true"]);
+    let slice = rows.slice(60, 10);
+    assert_eq!(store.append(slice).await.expect("appends"), 10);
+    assert_eq!(process.rows(stats).await, ["2|80|4|true"]);
+    process.flush().await;
+    let tokens = "SELECT count(*), sum(array_length(output_tokens)) FROM rollouts";
+    assert_eq!(process.rows(tokens).await, ["70|18350080"]);
+    process.shutdown().await;
 }
 
 fn descriptors() -> usize {

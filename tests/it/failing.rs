@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datafusion::error::DataFusionError;
-use datafusion_rollouts::RuntimeSettings;
+use datafusion_rollouts::{RolloutError, RuntimeSettings};
 
 use crate::common::{Process, base_ids, leave_a_row, quiet, short_life, until};
 use crate::faults::{Fault, Faults, Operation};
+use crate::writers::large_rows;
 
 /// Longer than any statement may take here.
 const BOUND: Duration = Duration::from_secs(20);
@@ -127,6 +128,29 @@ async fn a_put_that_fails_for_good_is_told_and_the_next_one_works_again() {
     let all = "SELECT id FROM rollouts";
     assert_eq!(table.process.rows(all).await, ["after", "before"]);
     table.holds(&["after", "before"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_append_that_fails_says_what_is_known_of_its_rows() {
+    let folder = tempfile::tempdir().expect("folder");
+    let faults = Faults::none();
+    let process = Process::failing(quiet(), &faults);
+    let store = process.create(folder.path()).await;
+    let rows = large_rows(store.schema().sql(), 40);
+    faults.on(log_writes, Fault::Fail, usize::MAX);
+    let appends = tokio::time::timeout(BOUND, store.append(rows.clone())).await;
+    let error = appends.expect("it ends").expect_err("a false success");
+    let durable = match error {
+        RolloutError::OutcomeUnknown { durable_rows, .. } => durable_rows,
+        RolloutError::PartlyWritten { durable_rows, .. } => durable_rows,
+        other => panic!("{other}"),
+    };
+    assert_eq!(durable, 0);
+    faults.heal();
+    assert_eq!(store.append(rows).await.expect("storage works"), 40);
+    process.flush().await;
+    assert_eq!(process.count().await, 40);
+    process.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -394,3 +394,15 @@ pub fn many_rows(schema: &Arc<arrow_schema::Schema>, rows: usize) -> arrow_array
         .collect();
     arrow_array::RecordBatch::try_new(schema.clone(), columns).expect("a batch")
 }
+
+/// Such rows with a mebibyte of tokens each.
+pub fn large_rows(schema: &Arc<arrow_schema::Schema>, rows: usize) -> arrow_array::RecordBatch {
+    use arrow_array::types::Int32Type;
+    let batch = many_rows(schema, rows);
+    let mut columns = batch.columns().to_vec();
+    let tokens = (0..rows).map(|_| Some((0..262_144).map(Some)));
+    let tokens = arrow_array::ListArray::from_iter_primitive::<Int32Type, _, _>(tokens);
+    let at = schema.index_of("output_tokens").expect("a column");
+    columns[at] = Arc::new(tokens);
+    arrow_array::RecordBatch::try_new(schema.clone(), columns).expect("a batch")
+}

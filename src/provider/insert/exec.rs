@@ -97,7 +97,7 @@ impl ExecutionPlan for RolloutInsertExec {
         // wait for their puts would keep theirs out of the processor's caches.
         let reservation = reservation(&context);
         count_stream(partition, async move {
-            sink.write(Box::pin(rows), reservation).await
+            Ok(sink.write(rows, reservation).await?)
         })
     }
 

@@ -151,7 +151,7 @@ pub const SETTINGS: &[SettingInfo] = &[
         zero: "not allowed",
         env: Some("ROLLOUT_MAX_LANES"),
         doc: "Most puts in flight per store. A second lane opens only when the first is busy and \
-              something waits.",
+              something waits. From 1 to 64.",
     },
     SettingInfo {
         name: "linger_percent",
@@ -161,7 +161,7 @@ pub const SETTINGS: &[SettingInfo] = &[
         zero: "it never waits",
         env: Some("ROLLOUT_LINGER_PERCENT"),
         doc: "How long a put waits for further statements while many write, as a share of the time \
-              puts take; at most 20 ms. The lanes' puts are then kept apart, too.",
+              puts take; at most 20 ms. The lanes' puts are then kept apart, too. At most 100.",
     },
     SettingInfo {
         name: "put_timeout_secs",
@@ -188,7 +188,8 @@ pub const SETTINGS: &[SettingInfo] = &[
         default: "1GiB",
         zero: "not allowed",
         env: Some("ROLLOUT_MAX_UNFLUSHED_BYTES"),
-        doc: "Bound on unflushed rows over all stores of the process; inserts wait at it.",
+        doc: "Bound on unflushed rows over all stores of the process, at least \
+              rollout.max_memtable_bytes; inserts wait at it.",
     },
     SettingInfo {
         name: "lease_ttl_secs",
@@ -518,7 +519,10 @@ impl RuntimeSettings {
             return fail("rollout.max_memtable_bytes must be at least 64KiB");
         }
         if self.max_unflushed_bytes < self.max_memtable_bytes {
-            return fail("rollout.max_unflushed_bytes must be at least rollout.max_memtable_bytes");
+            return fail(&format!(
+                "rollout.max_unflushed_bytes ({}) must be at least rollout.max_memtable_bytes ({})",
+                self.max_unflushed_bytes, self.max_memtable_bytes
+            ));
         }
         if self.lease_ttl < Duration::from_millis(100) {
             return fail("rollout.lease_ttl_secs must be at least 0.1");

@@ -2,7 +2,7 @@
 //!
 //! Every lane asks before a put. Over the bound, flushes of all stores are asked for and the put
 //! waits until they have made room; it then goes on. The bound is soft by what is already being
-//! put, and nothing is ever refused for it.
+//! put, and nothing is refused for it while flushes make any room.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::InsertPath;
+use crate::error::{Result, RolloutError};
 
 /// How often a waiting put looks again when no flush has told of room.
 const RECHECK: Duration = Duration::from_millis(50);
@@ -70,22 +71,37 @@ impl UnflushedBudget {
     }
 
     /// Waits until the process is below its bound.
-    pub(super) async fn admit(&self) {
-        if self.in_use().await < self.bound {
-            return;
+    ///
+    /// # Errors
+    /// No flush made any room for as long as `patience`, which is for ever if it is zero.
+    pub(super) async fn admit(&self, patience: Duration) -> Result<()> {
+        let mut in_use = self.in_use().await;
+        if in_use < self.bound {
+            return Ok(());
         }
         let started = Instant::now();
         self.waits.fetch_add(1, Ordering::Relaxed);
-        loop {
+        let mut made_room = started;
+        while in_use >= self.bound && (patience.is_zero() || made_room.elapsed() < patience) {
             let room = self.room.notified();
             self.pressure.notify_waiters();
             let _ = tokio::time::timeout(RECHECK, room).await;
-            if self.in_use().await < self.bound {
-                break;
+            let before = in_use;
+            in_use = self.in_use().await;
+            if in_use < before {
+                made_room = Instant::now();
             }
         }
         let waited = started.elapsed().as_micros() as u64;
         self.waited_micros.fetch_add(waited, Ordering::Relaxed);
+        match in_use < self.bound {
+            true => Ok(()),
+            false => Err(RolloutError::Exhausted(format!(
+                "{in_use} bytes of this process are not flushed, rollout.max_unflushed_bytes is {}, and no \
+                 flush made room for {patience:?}: rollout_maintenance tells why",
+                self.bound
+            ))),
+        }
     }
 
     /// Tells waiting puts that a flush has made room.

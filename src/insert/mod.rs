@@ -254,7 +254,8 @@ impl InsertPath {
             RolloutError::Fenced(message) => queue::PutFailure::Fenced(message),
             other => queue::PutFailure::NotWritten(other.to_string()),
         };
-        self.budget.admit().await;
+        let admitted = self.budget.admit(self.put_timeout).await;
+        admitted.map_err(not_written)?;
         let columns = self.lanes[lane].up_to_date(self.put_timeout).await;
         let schema = columns.map_err(not_written)?;
         let batches = group.stamped(&schema).map_err(not_written)?;
@@ -425,12 +426,17 @@ impl InsertPath {
         }
     }
 
-    /// Bytes held by unflushed rows, and rows waiting in the queue.
+    /// Bytes of the memtables that hold unflushed rows, with all they need. An empty one has an index, too,
+    /// which no flush takes away: it counts for nothing.
     pub(crate) async fn unflushed_bytes(&self) -> u64 {
         let mut bytes = 0;
         for lane in &self.lanes {
             if let Some(writer) = lane.open_writer() {
-                bytes += writer.memory().unflushed_bytes() as u64;
+                let memory = writer.memory();
+                bytes += match memory.row_bytes() {
+                    0 => memory.frozen_bytes() as u64,
+                    _ => memory.unflushed_bytes() as u64,
+                };
             }
         }
         bytes

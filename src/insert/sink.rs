@@ -185,7 +185,10 @@ impl<'a> Statement<'a> {
     async fn reserve(&mut self, bytes: usize) -> Result<()> {
         while let Err(error) = self.reservation.try_grow(bytes) {
             if self.in_flight.is_empty() {
-                return Err(RolloutError::DataFusion(error));
+                return Err(RolloutError::DataFusion(error.context(
+                    "the rows of one put, up to 32 MiB, do not fit the memory pool and were not written: \
+                     raise its limit",
+                )));
             }
             self.settle_oldest().await?;
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use datafusion_rollouts::RuntimeSettings;
 
 use crate::common::{Process, base_ids, quiet, short_life, until};
+use crate::failing::generation_data;
 use crate::faults::{Fault, Faults, Operation};
 use crate::writers::{large_rows, many_rows};
 
@@ -119,6 +120,74 @@ async fn a_flush_that_cannot_make_room_says_so() {
     process.flush().await;
     assert_eq!(process.count().await, 3);
     faults.assert_saw_data_files();
+}
+
+/// The least bound there is, and more lanes and tables than it has room for: inserts wait and go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_bound_on_unflushed_bytes_is_no_end() {
+    let folder = tempfile::tempdir().expect("folder");
+    let process = Process::new(RuntimeSettings {
+        max_memtable_bytes: 64 << 10,
+        max_unflushed_bytes: 64 << 10,
+        ..fast()
+    });
+    let all = async {
+        process.create(&folder.path().join("large")).await;
+        let rows =
+            "INSERT INTO rollouts (id) SELECT concat('r', value) FROM generate_series(1, 250001)";
+        assert_eq!(process.number(rows).await, 250_001);
+        for i in 0..4 {
+            let place = folder.path().join(i.to_string());
+            let place = place.display();
+            let create = format!("CREATE EXTERNAL TABLE t{i} STORED AS ROLLOUT LOCATION '{place}'");
+            process.sql(&create).await;
+            process
+                .sql(&format!("INSERT INTO t{i} (id) VALUES ('a')"))
+                .await;
+        }
+        process.flush().await;
+        assert_eq!(process.count().await, 250_001);
+        let empty = "SELECT process_unflushed_bytes < 4 * 65536 FROM rollout_stats('rollouts')";
+        assert_eq!(process.rows(empty).await, ["true"]);
+        process.shutdown().await;
+    };
+    let ends = tokio::time::timeout(Duration::from_secs(120), all).await;
+    ends.expect("nothing waits for ever");
+}
+
+/// Where no flush can make room, a statement is told so in time, and nothing of it is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bound_that_stays_met_is_told() {
+    let folder = tempfile::tempdir().expect("folder");
+    let faults = Faults::none();
+    let bounded = RuntimeSettings {
+        max_memtable_bytes: 64 << 10,
+        max_unflushed_bytes: 64 << 10,
+        put_timeout: Duration::from_millis(500),
+        ..fast()
+    };
+    let process = Process::failing(bounded, &faults);
+    process.create(folder.path()).await;
+    faults.on(generation_data, Fault::Fail, usize::MAX);
+    let large = |id: &str| {
+        format!("INSERT INTO rollouts (id, content) VALUES ('{id}', repeat('x', 100000))")
+    };
+    process.sql(&large("a")).await;
+    let refused = process.try_sql(&large("b")).await.expect_err("no room");
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("nothing of this put was written")
+            && refused.contains("rollout.max_unflushed_bytes is 65536"),
+        "{refused}"
+    );
+    faults.heal();
+    process.flush().await;
+    process.sql(&large("c")).await;
+    process.flush().await;
+    let ids = "SELECT id FROM rollouts";
+    assert_eq!(process.rows(ids).await, ["a", "c"]);
+    faults.assert_saw_data_files();
+    process.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -264,7 +264,7 @@ async fn many_statements_share_the_failure_of_one_put() {
     table.holds(&ids).await;
 }
 
-fn generation_data(operation: Operation, path: &str) -> bool {
+pub fn generation_data(operation: Operation, path: &str) -> bool {
     operation == Operation::Write && path.contains("_gen_1/") && path.contains("/data/")
 }
 

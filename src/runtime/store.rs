@@ -139,7 +139,8 @@ impl RolloutStore {
     ///
     /// # Errors
     /// A batch that does not fit the table (nothing is written), or a put that failed: see
-    /// [`RolloutError::PartlyWritten`] and [`RolloutError::OutcomeUnknown`].
+    /// [`RolloutError::PartlyWritten`](crate::RolloutError::PartlyWritten) and
+    /// [`RolloutError::OutcomeUnknown`](crate::RolloutError::OutcomeUnknown).
     pub async fn append(&self, batch: RecordBatch) -> Result<u64> {
         let sink = RolloutSink::new(self.insert.clone(), None, batch.schema());
         let no_limit: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());

@@ -38,8 +38,7 @@ pub(crate) use budget::UnflushedBudget;
 use dictionaries::Dictionaries;
 use lane::Lane;
 pub(crate) use lane::{flush_writer, open_shard};
-use queue::Queue;
-use queue::Receipt;
+use queue::{Queue, Receipt};
 pub(crate) use sink::{RolloutSink, reservation};
 
 use crate::error::{Result, RolloutError};
@@ -172,13 +171,14 @@ impl InsertPath {
         &self.table
     }
 
-    /// Puts checked rows in the queue; the receiver hears when they are durable.
+    /// Puts checked rows, of so many bytes, in the queue; the receiver hears when they are durable.
     ///
     /// # Errors
     /// The store is read-only or closed, or a dictionary column would hold too many values.
     pub(crate) async fn submit(
         self: &Arc<Self>,
         batch: RecordBatch,
+        bytes: usize,
     ) -> Result<tokio::sync::oneshot::Receiver<Result<Receipt>>> {
         self.table.check_writable("written")?;
         let values = DictionaryValues::of(&batch)?;
@@ -192,7 +192,7 @@ impl InsertPath {
         let _admitted = self.dictionaries.admit(values, flush).await?;
         let (receiver, lane) = self
             .queue
-            .push(batch)
+            .push(batch, bytes)
             .ok_or_else(|| RolloutError::Closed(self.closed_message()))?;
         if let Some(lane) = lane {
             let path = self.clone();

@@ -8,7 +8,7 @@ use arrow_array::RecordBatch;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::rows::{MAX_PUT_BYTES, MAX_PUT_ROWS, row_bytes, without_others};
+use super::rows::{MAX_PUT_BYTES, MAX_PUT_ROWS, without_others};
 use crate::error::{Result, RolloutError, without_places};
 use crate::schema::{TableSchema, with_new_columns, with_stamps};
 use crate::store::StampClock;
@@ -90,14 +90,15 @@ impl Queue {
         }
     }
 
-    /// Adds a statement. Returns where its answer arrives and the lane to start, if one is free.
+    /// Adds a statement, or a part of one, of so many bytes. Returns where its answer arrives and the lane to
+    /// start, if one is free.
     #[allow(clippy::type_complexity)]
     pub(super) fn push(
         &self,
         batch: RecordBatch,
+        bytes: usize,
     ) -> Option<(oneshot::Receiver<Result<Receipt>>, Option<usize>)> {
         let (reply, receiver) = oneshot::channel();
-        let bytes = row_bytes(&batch);
         let mut state = self.state.lock();
         if state.closed {
             return None;
@@ -306,11 +307,20 @@ mod tests {
 
     use arrow_array::{ArrayRef, StringArray};
 
+    use super::super::rows::row_bytes;
     use super::*;
 
     fn rows(n: usize) -> RecordBatch {
         let ids: ArrayRef = Arc::new(StringArray::from_iter_values((0..n).map(|i| i.to_string())));
         RecordBatch::try_from_iter([("id", ids)]).expect("batch")
+    }
+
+    type Pushed = Option<(oneshot::Receiver<Result<Receipt>>, Option<usize>)>;
+
+    fn push(queue: &Queue, n: usize) -> Pushed {
+        let rows = rows(n);
+        let bytes = row_bytes(&rows);
+        queue.push(rows, bytes)
     }
 
     #[test]
@@ -341,12 +351,12 @@ mod tests {
         let queue = Queue::new(2);
         let clock = StampClock::default();
         let long = Duration::from_secs(1000);
-        let _first = queue.push(rows(1)).expect("open");
+        let _first = push(&queue, 1).expect("open");
         assert_eq!(queue.gathers_for(long), Duration::ZERO, "nothing under way");
         assert!(queue.take(0, &clock).is_some());
-        let _second = queue.push(rows(1)).expect("open");
+        let _second = push(&queue, 1).expect("open");
         assert!(queue.gathers_for(long) > Duration::from_secs(100));
-        let _large = queue.push(rows(MAX_PUT_ROWS)).expect("open");
+        let _large = push(&queue, MAX_PUT_ROWS).expect("open");
         assert_eq!(queue.gathers_for(long), Duration::ZERO, "a put is full");
         assert!(!queue.rest(0), "something waits");
         assert!(queue.take(0, &clock).is_some());
@@ -358,7 +368,7 @@ mod tests {
         let clock = StampClock::default();
         let mut receivers = Vec::new();
         for n in [60_000, 30_000, 20_000] {
-            receivers.push(queue.push(rows(n)).expect("open").0);
+            receivers.push(push(&queue, n).expect("open").0);
         }
         let first = queue.take(0, &clock).expect("waiting");
         assert_eq!((first.replies.len(), first.rows()), (2, 90_000));
@@ -372,11 +382,11 @@ mod tests {
     fn a_lane_rests_only_when_nothing_waits() {
         let queue = Queue::new(2);
         let clock = StampClock::default();
-        let (_first, lane) = queue.push(rows(1)).expect("open");
+        let (_first, lane) = push(&queue, 1).expect("open");
         assert_eq!(lane, Some(0));
         assert!(queue.take(0, &clock).is_some());
         assert!(queue.rest(0), "nothing waits");
-        let (_second, lane) = queue.push(rows(1)).expect("open");
+        let (_second, lane) = push(&queue, 1).expect("open");
         assert_eq!(
             lane,
             Some(0),
@@ -389,8 +399,8 @@ mod tests {
     fn a_cancelled_statement_is_not_written() {
         let queue = Queue::new(1);
         let clock = StampClock::default();
-        drop(queue.push(rows(1)).expect("open").0);
-        let kept = queue.push(rows(2)).expect("open").0;
+        drop(push(&queue, 1).expect("open").0);
+        let kept = push(&queue, 2).expect("open").0;
         let group = queue.take(0, &clock).expect("waiting");
         assert_eq!(group.rows(), 2);
         drop(kept);
@@ -400,6 +410,6 @@ mod tests {
     fn a_closed_queue_takes_nothing() {
         let queue = Queue::new(1);
         queue.close();
-        assert!(queue.push(rows(1)).is_none());
+        assert!(push(&queue, 1).is_none());
     }
 }

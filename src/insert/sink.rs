@@ -208,7 +208,7 @@ impl<'a> Statement<'a> {
         self.held.clear();
         self.held_rows = 0;
         self.held_bytes = 0;
-        let answer = self.sink.path.submit(chunk).await?;
+        let answer = self.sink.path.submit(chunk, bytes).await?;
         self.in_flight.push_back((answer, rows, bytes));
         Ok(())
     }
